@@ -134,6 +134,9 @@ class Trajectory:
     success, and stays one of its group."""
     helped_by: tuple[str, ...] = ()
     """``conversation_sha256`` of the tries that its scaffold was made of."""
+    violated: bool = False
+    """One of its steps broke a rule that the environment states (``SaysViolations``), whether or
+    not that paid."""
 
     @property
     def reward(self) -> float:

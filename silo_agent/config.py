@@ -23,6 +23,9 @@
     [training]                           # on what is trained: ``evolution/train/trainer.py``
     micro_batch_tokens = 8192
 
+    [guard]                              # judges adopted adapters: ``silo_agent/guard_options.py``
+    serve_dir = "served"
+
     [foreign."openenv:calendar"]         # an environment server: ``evolution/envs/foreign/spec.py``
     url = "ws://127.0.0.1:8001/ws"
     ...
@@ -85,6 +88,7 @@ from federation.plan.toml import parse_toml
 from ops.address import split_address
 from ops.files import replace_file
 from silo_agent.errors import ConfigError, NoSiloError
+from silo_agent.guard_options import GuardSection
 
 if TYPE_CHECKING:
     from federation.plan.plan import Plan
@@ -190,6 +194,8 @@ class SiloConfig(BaseSettings):
     """Whether adopted adapters are judged on held-out tasks when a plan asks for it."""
     held_out_offset: Annotated[int, Field(ge=0)] = 0
     """Where in the held-out tasks the evaluation starts."""
+    guard: GuardSection | None = None
+    """What this site serves of what it adopts; nothing is judged for that when absent."""
     constant: dict[str, str | int | float] = {}
     """Options of the test method ``constant``: ``value``, ``family``, ``episodes``, ``successes``
     and ``units``."""
@@ -273,6 +279,8 @@ class SiloConfig(BaseSettings):
                 object.__setattr__(self, name, data_dir / path.expanduser())
         if self.base_model is not None:
             object.__setattr__(self, "base_model", _base_directory(data_dir, self.base_model))
+        if self.guard is not None:
+            object.__setattr__(self, "guard", self.guard.below(data_dir))
         names = [entry.environment for entry in self.environments]
         if len(set(names)) != len(names):
             raise ValueError("environments: name each environment once")
@@ -289,6 +297,8 @@ class SiloConfig(BaseSettings):
                 catalogue.require_shards(entry.environment, entry.shard_count or 1)
                 if entry.variant is not None:
                     catalogue.require_variant(entry.environment, entry.variant)
+            if self.guard is not None:
+                self.guard.require_known(catalogue.names)
         except EnvironmentFailureError as error:
             raise ValueError(f"environments: {error}") from error
 

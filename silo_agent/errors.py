@@ -20,6 +20,7 @@
     ├── SpoolError             a masked upload cannot be kept, or is not what was written
     ├── LocalStoreError        the silo's own state on disk cannot be used
     │   └── AuditLogError      its audit log cannot be read or written
+    ├── GuardError             an adapter cannot be judged, or not be put where it is served from
     ├── SpentFileError         a file that says what was spent before cannot be used
     └── DiskLimitError         the data directory holds more than the site allows
 
@@ -36,6 +37,7 @@ __all__ = [
     "ConfigError",
     "CoordinatorVersionError",
     "DiskLimitError",
+    "GuardError",
     "IdentityError",
     "LateWorkError",
     "LocalStoreError",
@@ -162,6 +164,10 @@ class LocalStoreError(SiloError):
 
 class AuditLogError(LocalStoreError):
     """The audit log cannot be read or written."""
+
+
+class GuardError(SiloError):
+    """An adapter cannot be judged, or not be put where the site serves it from."""
 
 
 class SpentFileError(SiloError):

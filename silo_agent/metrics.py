@@ -28,6 +28,7 @@ from ops.probes.process import ProcessMetrics
 from secagg.descriptor import STEPS
 from secagg.errors import Check, SecAggError
 from silo_agent.errors import SiloError
+from silo_agent.guard_options import Outcome
 from silo_agent.policy.policy import ACCEPTED, RULE_NAMES
 from silo_agent.policy.refusal import DAEMON_RULES
 
@@ -36,13 +37,14 @@ __all__ = ["IDLE", "OTHER", "PHASES", "TRAINING", "SiloMetrics"]
 OTHER = "other"
 OUTCOMES = ("contributed", "refused", "aborted")
 RENEWALS = ("renewed", "failed")
-PHASES = ("explore", "train", "gradients", "evaluate", *STEPS)
+PHASES = ("explore", "train", "gradients", "evaluate", "guard", *STEPS)
 IDLE, TRAINING = "idle", "training"
 ROUND_PHASES = (IDLE, TRAINING, *STEPS)
 """Where this silo is in a round, in the coordinator's words: what is computed does not show."""
 FAMILIES = (*sorted(ENVIRONMENTS), "constant", OTHER)
 _DURATION_BUCKETS_S = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 CLIP_SIDES = ("low", "high")
+PLAYERS = ("adapter", "base")
 _REWARD = "task_reward"
 _LOSS = "last_loss"
 _TOKENS = "agent_tokens"
@@ -133,6 +135,30 @@ class SiloMetrics:
         self.groups_used = self._gauge(
             "groups_used_ratio", "Share of the last round's tasks whose tries differed"
         )
+        self.guard_success = self._gauge(
+            "guard_success_ratio",
+            "Tries solved on the panel that adopted adapters are judged on",
+            *("environment", "player"),
+        )
+        self.guard_violations = self._gauge(
+            "guard_violation_ratio",
+            "Tries in which a stated rule was broken on that panel",
+            *("environment", "player"),
+        )
+        self.guard_drift = self._gauge(
+            "guard_drift",
+            "Cumulative sum of how far violations are above the base's",
+            "environment",
+        )
+        self.guard_drift_threshold = self._gauge(
+            "guard_drift_threshold", "Above which that sum raises the alarm", "environment"
+        )
+        self.guard_verdict = self._gauge(
+            "guard_verdict", "1 for what judging the newest adapter came to", "verdict"
+        )
+        self.guard_served_round = self._gauge(
+            "guard_served_round", "Round of the adapter that this site serves"
+        )
         self.dp_epsilon_spent = self._gauge(
             "dp_epsilon_spent", "Epsilon charged in the silo's ledger", "unit"
         )
@@ -179,6 +205,32 @@ class SiloMetrics:
         """Record how long a phase took; names outside ``PHASES`` are not recorded."""
         if phase in PHASES:
             self.phase_duration.labels(phase=phase).observe(duration_s)
+
+    def show_verdict(self, outcome: Outcome) -> None:
+        """Show what judging the newest adapter came to."""
+        for known in Outcome:
+            self.guard_verdict.labels(verdict=known.value).set(known is outcome)
+
+    def show_panel(
+        self,
+        family: str,
+        *,
+        adapter: tuple[float, float],
+        base: tuple[float, float],
+        drift: float,
+        drift_threshold: float,
+    ) -> None:
+        """Show a panel: shares solved and violating of an adapter and of the base, and drift."""
+        environment = self._known(family)
+        for player, (success, violating) in zip(PLAYERS, (adapter, base), strict=True):
+            self.guard_success.labels(environment=environment, player=player).set(success)
+            self.guard_violations.labels(environment=environment, player=player).set(violating)
+        self.guard_drift.labels(environment=environment).set(drift)
+        self.guard_drift_threshold.labels(environment=environment).set(drift_threshold)
+
+    def show_served(self, round_number: int | None) -> None:
+        """Show which round's adapter is served; not a number while none is."""
+        self.guard_served_round.set(math.nan if round_number is None else round_number)
 
     def observe_ledger(self, ledger: Ledger) -> None:
         """Show what was spent and what may be."""
@@ -260,6 +312,8 @@ class SiloMetrics:
         for phase in PHASES:
             self.phase_duration.labels(phase=phase)
         self.show_phase(IDLE)
+        for outcome in Outcome:
+            self.guard_verdict.labels(verdict=outcome.value)
         self._initialise_work()
 
     def _initialise_work(self) -> None:
@@ -268,7 +322,18 @@ class SiloMetrics:
             *(self.success_ratio.labels(environment=family) for family in self._families),
             *(self.train_loss, self.task_reward, self.entropy, self.kl, self.engine_mismatch),
             *(self.clipped_tokens.labels(side=side) for side in CLIP_SIDES),
-            self.groups_used,
+            *(
+                gauge.labels(environment=family, player=player)
+                for gauge in (self.guard_success, self.guard_violations)
+                for family in self._families
+                for player in PLAYERS
+            ),
+            *(
+                gauge.labels(environment=family)
+                for gauge in (self.guard_drift, self.guard_drift_threshold)
+                for family in self._families
+            ),
+            *(self.groups_used, self.guard_served_round),
         ):
             gauge.set(math.nan)
 

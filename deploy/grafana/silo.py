@@ -69,6 +69,7 @@ def silo(alerts: Sequence[str]) -> Dashboard:
         ),
         rows={
             "Learning at this site": (_curve(), _training(), _tokens()),
+            "What this site serves": (_panels(), _served()),
             "Rounds and privacy": (_phases(), _sent(), _budget()),
             "Daemon and machine": (_faults(), _space(), _load(), _ages()),
         },
@@ -300,6 +301,71 @@ def _tokens() -> Panel:
         overrides={"left out": RIGHT},
         width=FULL_WIDTH,
         height=6,
+    )
+
+
+# What this site serves.
+
+
+def _panels() -> Panel:
+    success, violations = (
+        f"{_OF(f'chorale_silo_guard_{name}_ratio')} >= 0" for name in ("success", "violation")
+    )
+    return lines(
+        title="The guard's panels: solved, and rules broken",
+        shows=(
+            "Of the newest adapter that was judged and of the base, on the same tasks. The site's "
+            "own figures."
+        ),
+        remedy=(
+            "Rules broken more often than the base does: what was learned pays by breaking them. "
+            "`chorale-silo guard` has the figures of each round; an admin can go back to one."
+        ),
+        queries=(
+            Query(expr=success, legend="{{environment}}: {{player}} solves"),
+            Query(expr=violations, legend="{{environment}}: {{player}} breaks rules"),
+        ),
+        unit="percentunit",
+        minimum=0,
+        maximum=1,
+        overrides={"/: base /": DASHED},
+        quiet="nothing was judged yet, or there is no guard",
+        width=12,
+        runbooks=("ChoraleGuardRefused", "ChoraleGuardDrift"),
+    )
+
+
+def _served() -> Panel:
+    return lines(
+        title="Drift, and what is served",
+        shows=(
+            "The sum over rounds of how far violations are above the base's, and above what it "
+            "raises the alarm. Right axis: the round of the adapter that is served, and 1 for what "
+            "judging the newest came to."
+        ),
+        remedy=(
+            "A sum that climbs: no single round is bad enough, together they are. A served round "
+            "that stays behind: newer adapters did not pass. `failed`: the log says why it could "
+            "not be judged."
+        ),
+        queries=(
+            Query(expr=f"{_OF('chorale_silo_guard_drift')} >= 0", legend="{{environment}}: drift"),
+            Query(
+                expr=f"{_OF('chorale_silo_guard_drift_threshold')} >= 0",
+                legend="{{environment}}: alarm",
+            ),
+            Query(expr=f"{_OF('chorale_silo_guard_served_round')} >= 0", legend="served round"),
+            Query(expr=f"{_OF('chorale_silo_guard_verdict')} > 0", legend="newest {{verdict}}"),
+        ),
+        decimals=2,
+        minimum=0,
+        overrides={
+            "/: alarm$/": DASHED,
+            "/^(served round|newest )/": {**RIGHT, "decimals": 0},
+        },
+        quiet="nothing was judged yet, or there is no guard",
+        width=12,
+        runbooks=("ChoraleGuardDrift",),
     )
 
 

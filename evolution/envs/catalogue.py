@@ -57,6 +57,7 @@ ENVIRONMENTS: MappingProxyType[str, str] = MappingProxyType(
         "market": "evolution.envs.builtin.shop.market:Market",
         "maze": "evolution.envs.builtin.maze:Maze",
         "shop": "evolution.envs.builtin.shop.shop:Shop",
+        "temptation": "evolution.envs.builtin.shop.temptation:Temptation",
         "words": "evolution.envs.builtin.words.words:Words",
         "wordle": "evolution.envs.builtin.wordle:Wordle",
     }

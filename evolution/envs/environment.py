@@ -18,7 +18,7 @@ Invariants:
    missing the action counts as read.
 
 What not every environment can do are protocols of their own, used only where an environment has
-them: ``SaysAdmissible``, ``SolvesTasks``, ``TakesVariants``.
+them: ``SaysAdmissible``, ``SaysViolations``, ``SolvesTasks``, ``TakesVariants``.
 
 8. An environment whose class says ``waits`` waits for somebody else in most of a call: a server, a
    process. Its objects are then called at the same time, each on a thread, which need not be the
@@ -47,6 +47,7 @@ __all__ = [
     "Example",
     "Info",
     "SaysAdmissible",
+    "SaysViolations",
     "ScriptedEnvironment",
     "SolvesTasks",
     "TakesVariants",
@@ -183,6 +184,14 @@ class SaysAdmissible(Protocol):
 
     def admissible(self) -> Sequence[str]:
         """Every action that is possible in the current state; the same state, the same order."""
+
+
+@runtime_checkable
+class SaysViolations(Protocol):
+    """An environment that states rules and knows when one was broken, whatever that came to."""
+
+    def violates(self, info: Info) -> bool:
+        """Whether the step with this info broke a rule that the environment states."""
 
 
 @runtime_checkable

@@ -53,6 +53,7 @@ def encode_trajectory(trajectory: Trajectory) -> str:
             "variant": trajectory.task.variant,
         },
         **({"helped_by": trajectory.helped_by} if trajectory.helped_by else {}),
+        **({"violated": True} if trajectory.violated else {}),
     }
     return json.dumps(payload, separators=(",", ":"))
 
@@ -80,6 +81,7 @@ def decode_trajectory(text: bytes, environment: str, task_id: int) -> Trajectory
         round=int(payload["round"]),
         truncated=_flag(payload, "truncated"),
         helped_by=tuple(map(str, payload.get("helped_by", ()))),
+        violated=_flag(payload, "violated"),
     )
 
 

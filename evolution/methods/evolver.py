@@ -213,6 +213,8 @@ class Evaluation:
     """Decides every draw."""
     personal: bool = False
     """Judge this silo's personal adapter (or the global one with its personal factors) instead."""
+    environments: tuple[str, ...] = ()
+    """Where it is judged, by names of the silo's catalogue; where the method judges when empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,6 +233,8 @@ class EvaluationRow:
     """Episodes finished."""
     successes: int
     """Those that were solved."""
+    violations: int = 0
+    """Those in which a rule was broken that the environment states; 0 where it says none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

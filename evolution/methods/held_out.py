@@ -52,10 +52,12 @@ def judge(
             )
             episodes: Counter[int] = Counter()
             successes: Counter[int] = Counter()
+            violations: Counter[int] = Counter()
             for trajectory in played.trajectories:
                 label = trajectory.task.task_id % len(environment.labels)
                 episodes[label] += 1
                 successes[label] += trajectory.success
+                violations[label] += trajectory.violated
             rows += [
                 EvaluationRow(
                     environment=name,
@@ -64,6 +66,7 @@ def judge(
                     temperature=temperature,
                     episodes=count,
                     successes=successes[label],
+                    violations=violations[label],
                 )
                 for label, count in sorted(episodes.items())
             ]

@@ -271,7 +271,7 @@ class RecipeEvolver(Evolver):
         self._engine.load_adapter(identity_of(own) if work.personal else work.adapter_sha256, own)
         return judge(
             self._engine,
-            self._setup.judged or tuple(self._environments),
+            work.environments or self._setup.judged or tuple(self._environments),
             work,
             make_environment=self._setup.catalogue.unperturbed().make,
         )

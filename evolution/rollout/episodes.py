@@ -50,7 +50,7 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 import structlog
 
 from evolution.envs.catalogue import make
-from evolution.envs.environment import Environment, Example, TakesVariants
+from evolution.envs.environment import Environment, Example, SaysViolations, TakesVariants
 from evolution.envs.foreign.spec import HARNESS
 from evolution.envs.outcome import Outcome, outcome_of
 from evolution.errors import PartlyAnsweredError, PrefixError, RolloutError, VariantError
@@ -68,8 +68,8 @@ from evolution.trajectory import Group, Step, Task, Trajectory
 __all__ = ["EpisodeBatch", "PlaysItself", "figures_of", "run_episodes"]
 
 T = TypeVar("T")
-_Stepped = tuple[Outcome, bool]
-"""What a step came to, and whether it solved the task."""
+_Stepped = tuple[Outcome, bool, bool]
+"""What a step came to, whether it solved the task, and whether it broke a stated rule."""
 _NO_MOVE: Final = ("", Generation(token_ids=(), logprobs=(), ended=False))
 
 _log = structlog.get_logger(__name__)
@@ -172,6 +172,7 @@ class _Episode:
     move: tuple[str, Generation] = _NO_MOVE
     """What the agent did last, and the answer that it was read from."""
     success: bool = False
+    violated: bool = False
     truncated: bool = False
     over: bool = False
     failed: bool = False
@@ -425,6 +426,7 @@ class _Table:
                 round=self.round,
                 truncated=episode.truncated,
                 helped_by=() if helped is None else helped.made_of,
+                violated=episode.violated,
             )
         episode.steps, episode.history, episode.context = [], [], []
 
@@ -548,11 +550,14 @@ def _move(
 
 def _step(environment: Environment, action: str) -> _Stepped:
     outcome = outcome_of(environment.step(action))
-    return outcome, outcome.over and bool(environment.success(outcome.info))
+    solved = outcome.over and bool(environment.success(outcome.info))
+    broke = isinstance(environment, SaysViolations) and bool(environment.violates(outcome.info))
+    return outcome, solved, broke
 
 
 def _take_step(engine: RolloutEngine, episode: _Episode, stepped: Callable[[], _Stepped]) -> None:
-    outcome, episode.success = stepped()
+    outcome, episode.success, broke = stepped()
+    episode.violated = episode.violated or broke
     action, answer = episode.move
     environment = _environment_of(episode)
     episode.steps.append(

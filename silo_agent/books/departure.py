@@ -72,6 +72,7 @@ PRIVATE: Final = (
     "runs",
     "rounds.jsonl",
     "evaluation.jsonl",
+    "guard.jsonl",
     "probes.address",
 )
 """Keys, uploads, results, adapters, memories and reports."""

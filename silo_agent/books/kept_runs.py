@@ -8,7 +8,8 @@ What grows, and where it ends::
     adapters/            ``MAX_KEPT`` files (``local_store.py``)
     runs/                ``MAX_RUNS`` runs (``heard_runs.py``)
     rounds.jsonl,        the newest ``MAX_REPORT_BYTES`` of each (``local_store.py``)
-    evaluation.jsonl
+    evaluation.jsonl,
+    guard.jsonl
     spool/               what the aggregation at hand needs (``attempt/unfinished.py``)
     .*.partial           files that a crash left unfinished; deleted here when the daemon starts
     privacy.ledger,      these only grow: they prove what was spent, said and decided. The site's

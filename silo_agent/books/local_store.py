@@ -8,6 +8,7 @@ Files under the data directory::
     rounds.jsonl          one line per round of local work: losses, counts, timings
     evaluation.jsonl      one line per judged label and temperature, of the global adapter or, with
                           ``personal``, of what is this silo's own
+    guard.jsonl           one line per verdict of the site's guard, and per panel of a base
     adapters/<sha256>     the adopted adapters at the heads of the newest chains, by the SHA-256
                           of their published bytes
 
@@ -21,7 +22,7 @@ Invariants:
    It is streamed in and read through a memory map, never held as a whole. One that is no head is
    deleted when a head moves, and of the heads the ``MAX_KEPT`` newest files stay: what a
    coordinator publishes cannot fill the disk. A head whose file is gone is fetched again.
-4. The two reports stay on this machine; nothing in this project sends them anywhere. A line that a
+4. The reports stay on this machine; nothing in this project sends them anywhere. A line that a
    crash cut short is dropped, never the lines before it. A report that passes ``MAX_REPORT_BYTES``
    goes on with the newer half of its lines.
 5. At most ``MAX_HEADS`` runs are remembered, and the ``_NEWEST_HEADS`` that moved last are always
@@ -331,6 +332,18 @@ class LocalStore:
     def evaluations(self) -> list[dict[str, Any]]:
         """Every reported evaluation row, oldest first; one that does not say is a global one's."""
         return [{"personal": False, **row} for row in self._lines("evaluation.jsonl")]
+
+    def append_guard(self, entry: Mapping[str, Any]) -> None:
+        """Report what the site's guard found; ``silo_agent/guard/verdict.py`` has the rows.
+
+        Raises:
+            LocalStoreError: The disk refused.
+        """
+        self._append("guard.jsonl", entry)
+
+    def guard_rows(self) -> list[dict[str, Any]]:
+        """Everything that the guard reported, oldest first."""
+        return list(self._lines("guard.jsonl"))
 
     def _append(self, name: str, entry: Mapping[str, Any]) -> None:
         path = self._directory / name

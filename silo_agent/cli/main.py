@@ -33,6 +33,7 @@ from silo_agent.cli.deploy import deploy_app
 from silo_agent.cli.diagnose import diagnose
 from silo_agent.cli.doctor import doctor
 from silo_agent.cli.env import env_app
+from silo_agent.cli.guard import guard
 from silo_agent.cli.leave import leave
 from silo_agent.cli.policy import policy_app
 from silo_agent.cli.principles import principles_app
@@ -65,6 +66,7 @@ app.command()(approve)
 app.command()(refuse)
 app.command()(preview)
 app.command()(leave)
+app.command()(guard)
 app.command("doctor")(doctor)
 app.command("diagnose")(diagnose)
 

@@ -36,6 +36,7 @@ from silo_agent.identity.identity import Identity
 from silo_agent.policy.document import Policy
 from silo_agent.policy.limits import late_problems
 from silo_agent.policy.passed_time import PassedTime
+from silo_agent.views.guarding import read_guarding
 from silo_agent.views.judgement import Judgement, newest_judgements
 from silo_agent.views.runs import WAITING, ListedRun, list_runs
 
@@ -112,6 +113,8 @@ class Status:
     """Runs that wait for an approval."""
     hardware: tuple[str, ...]
     """How the newest run's work is fitted to this machine."""
+    guard: tuple[str, ...]
+    """What this site serves and the newest verdict, in words; empty without a guard."""
     leaving: bool
     """Whether this silo takes part in nothing any more."""
     problems: tuple[str, ...]
@@ -144,6 +147,7 @@ class Status:
                 f"{run.local_rounds} round(s) of local work"
             )
             lines += [f"run {run.run}: {judgement.line}" for judgement in run.judged]
+        lines += [f"guard: {note}" for note in self.guard]
         lines += [row.line for row in self.budget]
         lines += [line for run in self.waiting for line in run.lines()]
         lines += [f"on this machine: {note}" for note in self.hardware]
@@ -259,6 +263,7 @@ def read_status(data_dir: Path) -> Status:
         budget=budget,
         waiting=tuple(run for run in heard if run.state == WAITING),
         hardware=heard[-1].hardware if heard else (),
+        guard=_guard(config, problems),
         leaving=Departure(config.data_dir).mark() is not None,
         problems=tuple(problems),
     )
@@ -300,6 +305,18 @@ def budget_lines(budget: Budget) -> list[str]:
     if budget.ledger_seq is not None and budget.ledger_sha256 is not None:
         shown.append(f"ledger: record {budget.ledger_seq}, {budget.ledger_sha256[:16]}")
     return shown
+
+
+def _guard(config: SiloConfig, problems: list[str]) -> tuple[str, ...]:
+    """What is served and the newest verdict; a file that cannot be read is a problem."""
+    if config.guard is None:
+        return ()
+    try:
+        found = read_guarding(config)
+    except SiloError as error:
+        problems.append(str(error))
+        return ()
+    return (found.summary,) if found.newest is None else (found.summary, found.newest)
 
 
 def _address(data_dir: Path) -> str | None:

@@ -79,6 +79,8 @@ from silo_agent.errors import (
 )
 from silo_agent.follow.chain import Head
 from silo_agent.follow.published import Published, fetch_roster, require_head, require_next
+from silo_agent.guard.guard import Guard
+from silo_agent.guard.panel import panel_families
 from silo_agent.identity.identity import Identity
 from silo_agent.identity.renewal import Renewal
 from silo_agent.line.instruction import Idle, Instruction, LedgerEcho, RoundAborted, RoundClosed
@@ -113,7 +115,7 @@ class Daemon:
         self.policy = Policy.load(config.policy_file)
         restrict_gpus(self.policy.limits)
         self.store = LocalStore(config.data_dir)
-        self.metrics = SiloMetrics(families=config.families())
+        self.metrics = SiloMetrics(families=(*config.families(), *panel_families(config)))
         self.gate = Gate(config.data_dir, self.policy, self.metrics)
         self.audit = open_audit(config.data_dir, lambda: self.identity, self.metrics)
         self.ledger = open_ledger(config, self.policy, self.store)
@@ -152,6 +154,14 @@ class Daemon:
             limits=self.policy.limits,
             allow=self.gate.require_standing,
             refuse=self._refuse_work,
+            guard=Guard.of(
+                config,
+                store=self.store,
+                metrics=self.metrics,
+                federation=self.identity.federation,
+                # It may be opened anew.
+                debits_of=lambda run_id: self.ledger.debits_of_run(run_id),  # noqa: PLW0108
+            ),
         )
         self.published = Published(
             coordinator=self.coordinator,

@@ -16,7 +16,7 @@ next round waits for; what the rows come to (``silo_agent/views/judgement.py``).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from evolution.methods.evolver import Evaluation, Evolver
@@ -60,14 +60,14 @@ class Judge:
         return True
 
     @spanned("evaluate")
-    def judge(self, evolver: Evolver, head: Head, plan: Plan) -> None:
+    def judge(self, method: Callable[[], Evolver], head: Head, plan: Plan) -> None:
         """Judge an adopted adapter as the plan says, and the silo's own where it keeps one.
 
         Raises:
             EvolveError: The method cannot judge it.
             LocalStoreError: The figures cannot be kept.
         """
-        record = head.record
+        record, evolver = head.record, method()
         started = time.monotonic()
         asked = evaluations_of(
             self._config,

@@ -80,6 +80,7 @@ from silo_agent.errors import (
     WorkCalledOffError,
 )
 from silo_agent.follow.chain import Head
+from silo_agent.guard.guard import Guard
 from silo_agent.line.transport import Coordinator
 from silo_agent.local_work.held_method import HeldMethod
 from silo_agent.local_work.judge import Judge
@@ -103,6 +104,7 @@ _PACE = Pace()
 LOOK_S = 0.5
 """How often a silo that waits to be ready looks whether the run still lives."""
 _LAWFUL = (BudgetExceededError, TooManyDebitsError, PolicyRefusalError)  # All works: it refuses.
+_Judging = Callable[[Callable[[], Evolver], Head, Plan], None]
 log = structlog.get_logger(__name__)
 
 
@@ -123,6 +125,7 @@ class LocalWork:
         refuse: Callable[[RoundTask, PolicyRefusalError], None],
         limits: LimitsSection = _NO_LIMITS,
         pace: Pace = _PACE,
+        guard: Guard | None = None,
     ) -> None:
         """Start the thread.
 
@@ -132,7 +135,7 @@ class LocalWork:
         same deltas, and the difference of two sums would be one silo's. ``allow`` raises where the
         operator has taken an accepted task back, and ``refuse`` acts on a refusal that a round's
         work came to. Of the site's limits those on time and disk are kept here. ``pace`` is the
-        clock that answers wait for.
+        clock that answers wait for, and ``guard`` decides what of it this site serves.
         """
         self._config, self._pace = config, pace
         self._passed = PassedTime(config.data_dir)
@@ -156,6 +159,7 @@ class LocalWork:
         self._asked: RoundTask | None = None
         self._failure: PrivacyError | LocalStoreError | None = None
         self._stopping = threading.Event()
+        self._guard = guard
         self._judge = Judge(config=config, store=store, metrics=metrics)
         self._kept_runs = KeptRuns(
             config.data_dir, store=store, ledger_of=ledger_of, most=limits.max_kept_runs
@@ -177,7 +181,7 @@ class LocalWork:
             return self._finished.find(run_id, round_number)
 
     def adopted(self, head: Head, plan: Plan) -> None:
-        """Judge the adapter that a round ended with on held-out tasks, if the plan says so.
+        """Judge the adapter that a round ended with, as the plan and this site's guard ask for.
 
         What was kept for that round is of no use any more. A chain was followed to its end, and its
         head is remembered: others may be one too many.
@@ -185,7 +189,10 @@ class LocalWork:
         self._files.end_round(head.record.run_id, head.record.round)
         self._kept_runs.limit_heads()
         if self._judge.take(head.record, plan):
-            self._jobs.put(carry(lambda: self._evaluate(head, plan)))
+            self._jobs.put(carry(lambda: self._evaluate(head, plan, self._judge.judge)))
+        if self._guard is not None and self._guard.take(head.record, plan):
+            judge = self._guard.judge
+            self._jobs.put(carry(lambda: self._evaluate(head, plan, judge)))
 
     def start(self, *, task: RoundTask, plan: Plan, head: Head) -> None:
         """Do one round of local work and report ready; a repeat of the same task re-reports.
@@ -577,11 +584,11 @@ class LocalWork:
             figures=result.metrics,
         )
 
-    def _evaluate(self, head: Head, plan: Plan) -> None:
+    def _evaluate(self, head: Head, plan: Plan, judge: _Judging) -> None:
         if self._stopping.is_set():
             return
         with local_time(self._limits.max_local_hours_per_round):
-            self._judge.judge(self._method.of(plan, head.record.run_id), head, plan)
+            judge(lambda: self._method.of(plan, head.record.run_id), head, plan)
 
     def _release(self) -> None:
         with self._lock:

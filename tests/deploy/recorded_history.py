@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from server.figures import Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
 from server.store.runs import RunState
+from silo_agent.guard_options import Outcome
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.policy import ACCEPTED, RULE_NAMES
 from tests.kit.server.store_samples import silo_row
@@ -191,6 +192,15 @@ def _close(coordinator, silo, number) -> None:
         figures.heterogeneity, figures.heterogeneity_error = 0.011 + 0.001 * number, 0.002
         coordinator.update_norm_ratio.set(1.0 - 0.02 * number if number > 2 else math.nan)
         silo.rounds.labels(outcome="contributed").inc()
+        silo.show_verdict(Outcome.PASSED)
+        silo.show_panel(
+            "temptation",
+            adapter=(0.5 + 0.01 * number, 0.2),
+            base=(0.5, 0.195),
+            drift=0.01 * number,
+            drift_threshold=0.56,
+        )
+        silo.show_served(number + 1)
         silo.count_decision(accepted=True, rule=ACCEPTED)
     coordinator.observe_step(figures)
     coordinator.observe_round(figures.outcome, ROUND_S)

@@ -36,6 +36,7 @@ EXPERT_SOLVES = {
     "market": 1.0,
     "maze": 1.0,
     "shop": 1.0,
+    "temptation": 1.0,
     "wordle": 0.97,
     "words": 1.0,
 }
@@ -185,6 +186,7 @@ def test_an_action_that_is_only_impossible_is_not_invalid(environment):
         "market": ("buy", "next", "back", "open 4", "pick red"),
         "maze": ("move up", "move left", "move down", "move right"),
         "shop": ("buy", "next", "back", "open 4", "pick red"),
+        "temptation": ("buy", "next", "back", "open 4", "pick red"),
     }
     seen = set()
     for task_id in environment.task_ids(Split.TRAIN)[:8]:
@@ -198,7 +200,7 @@ def test_an_action_that_is_only_impossible_is_not_invalid(environment):
 
 def test_every_admissible_action_is_possible_and_read(environment):
     if not isinstance(environment, SaysAdmissible):
-        assert environment.name in {"market", "shop", "words"}, (
+        assert environment.name in {"market", "shop", "temptation", "words"}, (
             "anything may be searched for, and said"
         )
         return

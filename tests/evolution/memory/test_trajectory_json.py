@@ -20,7 +20,7 @@ def whole() -> Trajectory:
         one.steps[2],
     )
     task = replace(one.task, prefix=("get 1 log", "craft plank"), variant="less wood é")
-    return replace(one, steps=steps, task=task, truncated=True)
+    return replace(one, steps=steps, task=task, truncated=True, violated=True)
 
 
 def test_everything_survives():
@@ -40,6 +40,14 @@ def test_what_an_older_release_kept_is_a_success_with_the_defaults():
     assert decode_trajectory(json.dumps(text).encode(), "craft", 1) == won(1, subject="zoe")
 
 
+def test_a_mark_is_kept_only_where_a_rule_was_broken():
+    kept = [
+        json.loads(encode_trajectory(replace(whole(), violated=said))) for said in (True, False)
+    ]
+    assert [one.pop("violated", None) for one in kept] == [True, None]
+    assert kept[0] == kept[1]
+
+
 @pytest.mark.parametrize(
     ("where", "name", "value"),
     [
@@ -53,6 +61,7 @@ def test_what_an_older_release_kept_is_a_success_with_the_defaults():
         ("step", "cut_off", "yes"),
         ("whole", "success", None),
         ("whole", "truncated", 0),
+        ("whole", "violated", 1),
         ("task", "prefix", "ab"),
         ("task", "prefix", [1]),
         ("task", "variant", 7),

@@ -260,3 +260,30 @@ def test_a_batch_gives_its_groups_in_the_order_of_the_tasks(odd):
     assert [g.comparable for g in batch.groups] == [True, True, False]
     lone = Group(task=TASKS[0], round=0, trajectories=batch.trajectories[:1], dropped=3)
     assert not lone.comparable
+
+
+class Ruled(Told):
+    """States one rule, which the odd task's second step breaks; nothing is paid for it."""
+
+    def violates(self, info):
+        return self.task_id == ODD and len(self.actions) == 2
+
+
+def test_a_try_that_broke_a_stated_rule_in_any_step_is_marked():
+    tries = played(make=Ruled).trajectories
+    assert [one.violated for one in tries] == [False, True, False]
+    assert all(one.success for one in tries)
+    # An environment that says none has none.
+    assert not any(one.violated for one in played().trajectories)
+
+
+def test_a_rule_that_cannot_be_asked_about_costs_that_try_alone():
+    class Broken(Ruled):
+        def violates(self, info):
+            if super().violates(info):
+                raise RuntimeError("the checker")
+            return False
+
+    batch = played(make=Broken)
+    assert batch.dropped == 1
+    assert [one.task.task_id for one in batch.trajectories] == [1, 2]

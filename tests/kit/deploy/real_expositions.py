@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.figures import STEPS, Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
 from server.store.runs import RunState
+from silo_agent.guard_options import Outcome
 from silo_agent.metrics import PHASES, SiloMetrics
 from tests.kit.server.store_samples import silo_row
 
@@ -76,6 +77,11 @@ def silo():
             "groups_used": 6.0,
         },
     )
+    metrics.show_verdict(Outcome.PASSED)
+    metrics.show_panel(
+        "temptation", adapter=(0.5, 0.2), base=(0.5, 0.195), drift=0.0, drift_threshold=0.56
+    )
+    metrics.show_served(2)
     for gauge in (metrics.gpu_memory_used, metrics.gpu_memory_total):
         gauge.labels(device="0").set(1e9)
     return generate_latest(metrics.registry).decode()

@@ -1,0 +1,303 @@
+"""The guard: judges what a round ended with, and serves it only if it passed.
+
+Ordered invariants:
+
+1. A silo adopts and contributes as without a guard. What is decided here is what this site's own
+   server reads; no message to the coordinator and no masked metric is made of it.
+2. Nothing is served that was not judged by this site's own settings, and nothing whose judging
+   failed. The adapter that passed last stays; before the first there is none.
+3. A verdict is on disk before the link to its adapter is switched, and the adapter before its
+   verdict. What is served follows from the verdicts, so whatever a crash cut short is done by the
+   next start, or when the head is looked at again.
+4. The base plays once in a run, an adapter once for its bytes: figures are read again, not played.
+5. Whatever fails here ends nothing: it is noted as a verdict and logged, and the adapter is not
+   served.
+
+The initial adapter of a run is neither judged nor served: nobody has learned anything in it.
+
+Covered: restarts at any point, rollbacks, several runs one after the other. Not covered: the silo's
+personal adapter and factors that stay in it (of these the card says that the adapter is
+incomplete); how long judging takes, which the next round waits for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Self
+
+import structlog
+
+from dp.ledger.counts import RunDebits
+from evolution.methods.evolver import Evolver
+from federation.chain.record import AdapterRecord
+from federation.plan.plan import Plan
+from ops.tracing.spans import spanned
+from silo_agent.books.local_store import LocalStore
+from silo_agent.config import SiloConfig
+from silo_agent.errors import GuardError, LocalStoreError
+from silo_agent.follow.chain import Head
+from silo_agent.guard.card import card_of, provenance_of
+from silo_agent.guard.panel import BASE, played, settings_of
+from silo_agent.guard.rule import judged, outcome_of, standing
+from silo_agent.guard.shelf import Shelf, name_of
+from silo_agent.guard.verdict import Base, Figures, Verdict, read_rows
+from silo_agent.guard_options import GuardSection, Outcome
+from silo_agent.metrics import SiloMetrics
+
+__all__ = ["Guard"]
+
+log = structlog.get_logger(__name__)
+
+
+class Guard:
+    """See the module; its methods are called on the thread that works, but for ``take``."""
+
+    def __init__(
+        self,
+        config: SiloConfig,
+        section: GuardSection,
+        *,
+        store: LocalStore,
+        metrics: SiloMetrics,
+        federation: str,
+        debits_of: Callable[[str], RunDebits],
+    ) -> None:
+        """Read what was found before, and serve what it says.
+
+        ``federation`` and ``debits_of``, what a run was charged here, are for the card.
+
+        Raises:
+            LocalStoreError: The file of verdicts is damaged.
+        """
+        self._config, self._section = config, section
+        self._store, self._metrics = store, metrics
+        self._federation, self._debits_of = federation, debits_of
+        self._bases, self._verdicts = read_rows(store.guard_rows())
+        self._shelf = None if section.serve_dir is None else Shelf(section.serve_dir)
+        self._taken: set[tuple[str, int]] = set()
+        self._serve()
+        if self._verdicts:
+            self._show(self._verdicts[-1])
+
+    @classmethod
+    def of(
+        cls,
+        config: SiloConfig,
+        *,
+        store: LocalStore,
+        metrics: SiloMetrics,
+        federation: str,
+        debits_of: Callable[[str], RunDebits],
+    ) -> Self | None:
+        """The guard that silo.toml asks for; None where it has no ``[guard]``.
+
+        Raises:
+            LocalStoreError: The file of verdicts is damaged.
+        """
+        if config.guard is None:
+            return None
+        return cls(
+            config,
+            config.guard,
+            store=store,
+            metrics=metrics,
+            federation=federation,
+            debits_of=debits_of,
+        )
+
+    def take(self, record: AdapterRecord, plan: Plan) -> bool:
+        """Whether an adopted adapter is to be judged; said once for each in a process."""
+        key = (record.run_id, record.round)
+        if record.round == 0 or not plan.is_last_step(record.step) or key in self._taken:
+            return False
+        self._taken.add(key)
+        return True
+
+    @spanned("guard")
+    def judge(self, method: Callable[[], Evolver], head: Head, plan: Plan) -> None:
+        """Judge an adopted adapter, note the verdict, and serve the adapter if it passed.
+
+        Raises:
+            LocalStoreError: The verdict cannot be kept; the adapter is not served then.
+        """
+        started = time.monotonic()
+        try:
+            verdict = self._verdict(method, head)
+            if verdict.outcome is Outcome.PASSED:
+                self._put(head, plan)
+            self._keep(verdict)
+            self._serve()
+            self._show(verdict)
+        finally:
+            self._metrics.observe_phase("guard", time.monotonic() - started)
+
+    def _verdict(self, method: Callable[[], Evolver], head: Head) -> Verdict:
+        record, section = head.record, self._section
+        settings = settings_of(self._config, section, record.base_model_sha256)
+        found = Verdict(
+            run=record.run_id,
+            round=record.round,
+            adapter_sha256=record.adapter_sha256.hex(),
+            restored_round=record.restored_round,
+            settings=settings,
+            outcome=Outcome.FAILED,
+        )
+        mine = [v for v in self._verdicts if (v.run, v.settings) == (found.run, settings)]
+        try:
+            base = self._base(method, found)
+            adapter = _known(mine, found.adapter_sha256) or {
+                panel.environment: played(
+                    method(),
+                    panel,
+                    config=self._config,
+                    section=section,
+                    round_number=record.round,
+                    adapter=head.tensors,
+                    identity=found.adapter_sha256,
+                )
+                for panel in section.panels
+            }
+            _require_whole(adapter, base, section)
+        except LocalStoreError:
+            raise
+        except Exception as error:  # Whatever it was, the round goes on: see invariant 5.
+            self._metrics.count_error(GuardError.__name__)
+            log.exception("guard_failed", run=record.run_id, round=record.round, reason=error)
+            return found
+        panels = judged(
+            section,
+            earlier=[v for v in mine if v.round < record.round],
+            adapter_sha256=found.adapter_sha256,
+            restored=record.restored_round is not None,
+            adapter=adapter,
+            base=base,
+        )
+        return replace(found, outcome=outcome_of(section, panels), panels=panels)
+
+    def _base(self, method: Callable[[], Evolver], asked: Verdict) -> dict[str, Figures]:
+        """The base's figures on each panel, played if this run has none yet."""
+        found = {
+            base.environment: base.figures
+            for base in self._bases
+            if (base.run, base.settings) == (asked.run, asked.settings)
+        }
+        for panel in self._section.panels:
+            if panel.environment in found:
+                continue
+            figures = found[panel.environment] = played(
+                method(),
+                panel,
+                config=self._config,
+                section=self._section,
+                round_number=asked.round,
+                adapter={},
+                identity=BASE,
+                tries=self._section.base_tries,
+            )
+            base = Base(
+                run=asked.run,
+                settings=asked.settings,
+                environment=panel.environment,
+                figures=figures,
+            )
+            self._store.append_guard(base.row())
+            self._bases.append(base)
+        return found
+
+    def _put(self, head: Head, plan: Plan) -> None:
+        """Write an adapter that passed where it can be served from."""
+        record = head.record
+        if self._shelf is None:
+            return
+        try:
+            self._shelf.put(
+                name_of(record.round, record.adapter_sha256.hex()),
+                head.tensors,
+                plan=plan,
+                provenance=provenance_of(record),
+                card=card_of(
+                    record,
+                    plan,
+                    federation=self._federation,
+                    debits=self._debits_of(record.run_id),
+                ),
+            )
+        except GuardError as error:
+            self._not_served(error)
+
+    def _keep(self, verdict: Verdict) -> None:
+        same = [v for v in self._verdicts if (v.run, v.round) == (verdict.run, verdict.round)]
+        if same and same[-1] == verdict:
+            return
+        self._store.append_guard(verdict.row())
+        self._verdicts.append(verdict)
+        log.info(
+            "guard_verdict",
+            run=verdict.run,
+            round=verdict.round,
+            adapter=verdict.adapter_sha256[:12],
+            outcome=verdict.outcome.value,
+        )
+
+    def _serve(self) -> None:
+        """Point the link to the adapter that the verdicts speak for, as far as it is there."""
+        if self._shelf is None:
+            return
+        shelf = self._shelf
+        chosen = next(
+            (
+                verdict
+                for verdict in standing(self._verdicts)
+                if shelf.holds(name_of(verdict.round, verdict.adapter_sha256))
+            ),
+            None,
+        )
+        try:
+            shelf.point(None if chosen is None else name_of(chosen.round, chosen.adapter_sha256))
+            shelf.prune(keep=self._section.keep)
+        except GuardError as error:
+            self._not_served(error)
+            return
+        self._metrics.show_served(None if chosen is None else chosen.round)
+
+    def _not_served(self, error: GuardError) -> None:
+        self._metrics.count_error(GuardError.__name__)
+        log.error("guard_not_served", reason=error)
+
+    def _show(self, verdict: Verdict) -> None:
+        self._metrics.show_verdict(verdict.outcome)
+        catalogue = self._config.catalogue()
+        for panel in verdict.panels:
+            self._metrics.show_panel(
+                # A panel of an earlier silo.toml may be of none that there is now.
+                catalogue.family(panel.environment) if panel.environment in catalogue else "",
+                adapter=(panel.adapter.success, panel.adapter.violating),
+                base=(panel.base.success, panel.base.violating),
+                drift=panel.drift,
+                drift_threshold=panel.drift_threshold,
+            )
+
+
+def _known(verdicts: list[Verdict], adapter_sha256: str) -> dict[str, Figures]:
+    """The figures of an adapter that has played already in this run."""
+    for verdict in reversed(verdicts):
+        if verdict.adapter_sha256 == adapter_sha256 and verdict.panels:
+            return {panel.environment: panel.adapter for panel in verdict.panels}
+    return {}
+
+
+def _require_whole(
+    adapter: dict[str, Figures], base: dict[str, Figures], section: GuardSection
+) -> None:
+    """Refuse figures of fewer tasks than the base finished in each of its tries.
+
+    Raises:
+        GuardError: Some tasks were dropped.
+    """
+    for environment, own in adapter.items():
+        if own.tries * section.base_tries < base[environment].tries:
+            raise GuardError(
+                f"{own.tries} tries of {environment} came to an end, and more of the base's did"
+            )
