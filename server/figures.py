@@ -110,6 +110,10 @@ class RoundFigures:
     silo_norm_sq: float = math.nan
     """Mean of the silos' ‖Δ_i‖², NaN below noise."""
     silo_norm_sq_error: float = math.nan
+    vetoes: float = math.nan
+    """Mean over the silos in the sum of those whose guard refuses the adapter that the round began
+    with; as summed. NaN where the plan asks for none."""
+    vetoes_error: float = math.nan
     outcome: str = ""
     """Its record's kind, or ``quarantined`` or ``bisected``, which the chain calls skipped."""
     adapter_sha256: bytes = b""

@@ -182,13 +182,14 @@ class CoordinatorMetrics:
             "Standard error of the agreement.",
             registry=reg,
         )
-        self.heterogeneity = Gauge(
-            "chorale_update_heterogeneity", "Spread of the updates, from the sum.", registry=reg
+        self.heterogeneity, self.heterogeneity_error = _estimate(
+            reg, "chorale_update_heterogeneity", "Spread of the updates, from the sum."
         )
-        self.heterogeneity_error = Gauge(
-            "chorale_update_heterogeneity_standard_error",
-            "Standard error of the spread.",
-            registry=reg,
+        self.vetoes, self.vetoes_error = _estimate(
+            reg, "chorale_vetoes_ratio", "Silos whose guard refuses the adapter, from the sum."
+        )
+        self.runs_vetoed = Gauge(
+            "chorale_runs_vetoed", "Runs that rest because of their silos' vetoes.", registry=reg
         )
         self.update_norm_ratio = Gauge(
             "chorale_update_norm_ratio",
@@ -330,6 +331,8 @@ class CoordinatorMetrics:
             self.agreement_error,
             self.heterogeneity,
             self.heterogeneity_error,
+            self.vetoes,
+            self.vetoes_error,
             self.update_norm_ratio,
         ):
             gauge.set(math.nan)
@@ -399,6 +402,9 @@ class CoordinatorMetrics:
         self.agreement_error.set(figures.agreement_error)
         self.heterogeneity.set(figures.heterogeneity)
         self.heterogeneity_error.set(figures.heterogeneity_error)
+        vetoes = Estimate(figures.vetoes, figures.vetoes_error)
+        self.vetoes.set(vetoes.reportable)
+        self.vetoes_error.set(figures.vetoes_error)
 
     def _observe_success(self, success: Mapping[str, Estimate]) -> None:
         """Show a round's success; NaN below noise, no series where the sum reports none."""
@@ -456,11 +462,14 @@ class CoordinatorMetrics:
         *,
         driving: bool = True,
         queued_since_unix_s: float = 0.0,
+        vetoed: int = 0,
     ) -> None:
         """Show how many runs are where, whether somebody drives them, and how long one waits.
 
-        The run that has waited longest was queued at ``queued_since_unix_s``, 0 if none is.
+        The run that has waited longest was queued at ``queued_since_unix_s``, 0 if none is;
+        ``vetoed`` ones are paused because of their silos' vetoes.
         """
+        self.runs_vetoed.set(vetoed)
         for state in RunState:
             self.runs.labels(state=state.value).set(states.count(state))
         self.queue_oldest.set(queued_since_unix_s)
@@ -492,6 +501,15 @@ class CoordinatorMetrics:
         self.deadline.set(deadline_unix_s)
         self.stalled_since.set(stalled_since_unix_s)
         self._waited_for = frozenset(silos)
+
+
+def _estimate(registry: CollectorRegistry, name: str, text: str) -> tuple[Gauge, Gauge]:
+    """A figure of the newest sum, and its standard error."""
+    error = f"Standard error of {name}."
+    return (
+        Gauge(name, text, registry=registry),
+        Gauge(f"{name}_standard_error", error, registry=registry),
+    )
 
 
 def _show(gauge: Gauge, silo: str, value: float, shown: bool) -> None:  # noqa: FBT001 - in words

@@ -29,6 +29,8 @@ class Outcome(enum.StrEnum):
     """Violations on a panel rose too far above the base's."""
     DRIFT = "drift"
     """They have risen for rounds, each time by less."""
+    ANCESTOR = "ancestor"
+    """It lost to an earlier adapter of the run."""
     FAILED = "failed"
     """A panel could not be played."""
 
@@ -69,6 +71,11 @@ class GuardSection(BaseModel):
     drift_false_alarm: Annotated[float, Field(ge=0.0001, le=0.5)] = 0.01
     """Chance that ten rounds in which nothing changed raise the drift alarm; its threshold follows
     from it, from the number of tasks and from the base's figures."""
+    ancestors: Annotated[int, Field(ge=0, le=16)] = 3
+    """To the best of how many earlier adapters of the run, of those that passed, it must not lose;
+    0 compares with none."""
+    delta: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """By how much success may be below that one's, beyond two standard errors of the difference."""
     base_tries: Annotated[int, Field(ge=1, le=64)] = 4
     """How often the base plays each task, once in a run: its chance is in every comparison."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0

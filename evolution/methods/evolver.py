@@ -235,6 +235,8 @@ class EvaluationRow:
     """Those that were solved."""
     violations: int = 0
     """Those in which a rule was broken that the environment states; 0 where it says none."""
+    solved: tuple[int, ...] = ()
+    """Ids of the tasks that were solved, in order; empty where the method plays none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ counts computes them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from evolution.envs.catalogue import make
@@ -53,11 +53,14 @@ def judge(
             episodes: Counter[int] = Counter()
             successes: Counter[int] = Counter()
             violations: Counter[int] = Counter()
+            solved: dict[int, list[int]] = defaultdict(list)
             for trajectory in played.trajectories:
                 label = trajectory.task.task_id % len(environment.labels)
                 episodes[label] += 1
                 successes[label] += trajectory.success
                 violations[label] += trajectory.violated
+                if trajectory.success:
+                    solved[label].append(trajectory.task.task_id)
             rows += [
                 EvaluationRow(
                     environment=name,
@@ -67,6 +70,7 @@ def judge(
                     episodes=count,
                     successes=successes[label],
                     violations=violations[label],
+                    solved=tuple(sorted(solved[label])),
                 )
                 for label, count in sorted(episodes.items())
             ]

@@ -5,6 +5,8 @@ the cohort's silos declare, before anyone trains:
 
     update_norm_sq              ‖Δ_i‖², at most C²; always 0 in ``record_distributed``, where no
                                 figure of a silo's own gradient may leave it
+    vetoes                      1 where the silo's guard refuses the adapter that the round began
+                                with, else 0; only where the plan asks (``[vetoes]``)
     episodes/<family>           at most the plan's episodes per round
     successes/<family>          the same
 
@@ -16,7 +18,7 @@ Invariants of the block:
        this against the families signed in R0 (``secagg.verification.check_families``), which is
        where the prefixes are defined; in suite v1 without knowing which the plan's are.
     2. Every bound is a function of the plan, never of data.
-    3. The order is fixed: the norm, then families by name, ``other`` last.
+    3. The order is fixed: the norm, vetoes, then families by name, ``other`` last.
     4. Without noise there are no coordinates at all unless the plan says ``exact_figures``: where
        one silo alone found something to contribute, its figures would be told in clear. The plan
        decides for all silos alike; one that sent figures among zeros would be the one they tell of.
@@ -45,7 +47,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -64,6 +66,7 @@ from secagg.descriptor import EPISODES, OTHER_FAMILY, SUCCESSES
 from secagg.errors import MalformedMessageError
 
 UPDATE_NORM_SQ: Final = "update_norm_sq"
+VETOES: Final = "vetoes"
 
 
 def encode_sum(total: npt.NDArray[np.integer]) -> bytes:
@@ -242,16 +245,18 @@ def metrics_layout(
     if not plan.evolve.episodes_per_round:
         # Nothing is explored, so there is nothing to count.
         shown = []
-    names = [UPDATE_NORM_SQ]
-    for family in shown:
-        names += [EPISODES + family, SUCCESSES + family]
-    return MetricsNames(names=tuple(names), bounds=figure_bounds(plan, len(names)))
+    return figures_of(plan, shown)
 
 
-def figure_bounds(plan: Plan, size: int) -> tuple[float, ...]:
-    """Upper bounds of a block of ``size`` coordinates: the norm first, then counts of episodes."""
-    norm_sq = plan.spec.release.vector_clip_l2**2
-    return (norm_sq, *(float(plan.evolve.episodes_per_round) for _ in range(size - 1)))
+def figures_of(plan: Plan, families: Iterable[str]) -> MetricsNames:
+    """The coordinates of a plan that has figures, with counts of these families in this order."""
+    bounds = {UPDATE_NORM_SQ: plan.spec.release.vector_clip_l2**2}
+    if plan.vetoes is not None:
+        bounds[VETOES] = 1.0
+    for family in families:
+        for kind in (EPISODES, SUCCESSES):
+            bounds[kind + family] = float(plan.evolve.episodes_per_round)
+    return MetricsNames(names=tuple(bounds), bounds=tuple(bounds.values()))
 
 
 def success_ratios(estimates: Mapping[str, Estimate]) -> dict[str, Estimate]:

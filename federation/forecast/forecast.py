@@ -27,14 +27,14 @@ from dp.noise.metrics_block import MetricsBlock
 from dp.noise.share import NOISE_TAIL_SIGMAS, metrics_sigma, no_wrap, per_silo_sigma, summed_sigma
 from federation.adapter.layout import Layout
 from federation.aggregate.registry import GROUP_METHODS, GROUP_OPTIMISERS
-from federation.chain.sums import UPDATE_NORM_SQ, figure_bounds
+from federation.chain.sums import figures_of
 from federation.errors import PlanError
 from federation.forecast.groups import GroupCost, cost_of_groups, most_groups
 from federation.forecast.signal import Signal
 from federation.plan.charges import epsilon_of_round, epsilon_of_run, units_of
 from federation.plan.plan import Plan
 from federation.plan.rules import problems_of_time
-from secagg.descriptor import EPISODES, OTHER_FAMILY, SUCCESSES
+from secagg.descriptor import OTHER_FAMILY
 
 METRICS_GRID: Final = 2**16
 """Δ of the metrics block."""
@@ -137,6 +137,7 @@ def forecast_plan(
     summed = -(-asked // plan.groups)
     _ring(release.max_units, release.grid, summed_sigma(sigma, summed), summed, refusals)
     _ring(1, METRICS_GRID, summed_sigma(figures_sigma, summed), summed, refusals)
+    _vetoes(plan, summed_sigma(figures_sigma, asked) / (block.scale * asked or 1), refusals)
     epsilon_total = epsilon_of_run(plan)
     _privacy(plan, spec, epsilon_total, refusals)
     refusals.extend(problems_of_time(plan))
@@ -211,13 +212,20 @@ def _block(plan: Plan) -> MetricsBlock:
     """The largest metrics block that the plan's environments can make."""
     if not plan.has_figures:
         return MetricsBlock.of((), ())
-    names = [UPDATE_NORM_SQ]
-    if plan.evolve.episodes_per_round:
-        for family in (*plan.evolve.environments, OTHER_FAMILY):
-            names += [EPISODES + family, SUCCESSES + family]
-    return MetricsBlock(
-        names=tuple(names), bounds=figure_bounds(plan, len(names)), grid=METRICS_GRID
-    )
+    explored = plan.evolve.episodes_per_round > 0
+    families = (*plan.evolve.environments, OTHER_FAMILY) if explored else ()
+    names, bounds = figures_of(plan, families)
+    return MetricsBlock(names=names, bounds=bounds, grid=METRICS_GRID)
+
+
+def _vetoes(plan: Plan, error: float, refusals: list[str]) -> None:
+    """Whether the vetoes of all silos would show; ``error`` is that of the mean."""
+    if plan.vetoes is not None and plan.vetoes.errors * error > 1.0:
+        refusals.append(
+            f"vetoes: noise moves the mean by {error:.2g} either way, so the run would not pause "
+            f"though every silo vetoes ({plan.vetoes.errors:g} standard errors are more than 1): "
+            "more silos, a lower privacy.metrics_noise_multiplier, or fewer environments"
+        )
 
 
 def _sigma(spec: PrivacySpec, divisor: int, refusals: list[str]) -> float:

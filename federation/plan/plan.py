@@ -43,6 +43,7 @@ from federation.plan.tables import (
     RoundsSection,
     SecureAggregationSection,
     SelectionSection,
+    VetoesSection,
 )
 from secagg.errors import ParameterError
 from secagg.parameters import threshold
@@ -73,6 +74,8 @@ class Plan(Section):
     """Who takes part."""
     evaluate: EvaluateSection = EvaluateSection()
     """Held-out evaluation inside each silo."""
+    vetoes: VetoesSection | None = None
+    """Whether the silos' guards have a say in how the run goes on."""
 
     @cached_property
     def spec(self) -> PrivacySpec:

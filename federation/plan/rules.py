@@ -23,10 +23,12 @@
     evolve.proximal_mu       only where silos train freely: the record-level modes ignore it;
                              and so with evolve.learning_rate_schedule
     step_answer_after_s      only where silos answer steps
+    vetoes                   only in mode 'silo': a site's own probes are its own data, whose say no
+                             noise hides in 'none', and noise for one unit does not
 
 A plan that is to start is asked for more than one that ran (``problems_of_time``): in the
-record-level modes for times that hide how long a silo's work took. A plan that an earlier version
-started says none, and its chain must still be read.
+record-level modes, and with vetoes, for times that hide how long a silo's work took. A plan that an
+earlier version started says none, and its chain must still be read.
 
 Every problem is one line that starts with its key path and says what to do.
 
@@ -75,6 +77,7 @@ def problems_between_tables(plan: Plan) -> tuple[str, ...]:
         *_figures(plan),
         *_record_table(plan),
         *_rounds(plan),
+        *_vetoes(plan),
     )
 
 
@@ -91,6 +94,11 @@ def problems_of_time(plan: Plan) -> tuple[str, ...]:
         problems.append(
             f"rounds.step_answer_after_s: in mode {mode.value!r} how long a silo's sum of unit "
             f"gradients took must not show: set it to more than the slowest silo needs; {_PROPOSED}"
+        )
+    if plan.vetoes is not None and not plan.rounds.ready_after_s:
+        problems.append(
+            "rounds.ready_after_s: a silo whose guard refuses an adapter does not work with it, "
+            "and would be ready at once, which says so: set it to more than the slowest silo needs"
         )
     return tuple(problems)
 
@@ -256,6 +264,17 @@ def _rounds(plan: Plan) -> Iterator[str]:
             f"rounds.step_answer_after_s: in mode {mode.value!r} no step is answered, so it would "
             "change nothing: remove this key"
         )
+
+
+def _vetoes(plan: Plan) -> Iterator[str]:
+    mode = Mode(plan.privacy.mode)
+    if plan.vetoes is not None and mode is not Mode.SILO:
+        why = (
+            "without noise a sum of vetoes says what a single site's probes found"
+            if mode is Mode.NONE
+            else "a site's probes are no unit, and noise for one unit does not hide what they found"
+        )
+        yield f"vetoes: mode {mode.value!r}: {why}: remove this table, or choose mode 'silo'"
 
 
 def _record_table(plan: Plan) -> Iterator[str]:

@@ -355,6 +355,18 @@ class SelectionSection(Section):
         return self
 
 
+class VetoesSection(Section):
+    """``[vetoes]``: a site whose guard refuses an adapter says so, in a sum under noise.
+
+    Nothing is asked without the table (``docs/guard.md``).
+    """
+
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The run is paused where the mean of the vetoes, one for each silo in the sum, is so much."""
+    errors: Annotated[float, Field(ge=1, le=10)] = 3.0
+    """And so many standard errors of its noise: at 3 noise alone pauses one round in 741."""
+
+
 class EvaluateSection(Section):
     """``[evaluate]``: inside each silo; figures leave it only in sums."""
 

@@ -198,6 +198,7 @@ class Panel:
             text += f" behind {run.behind}" if run.behind else ""
             text += f", stalled: waiting for {waiting}" if stalled else ""
             text += f", to go back to the adapter of round {back}" if back else ""
+            text += f": {printable(status.error)}" if run.state == "paused" and status.error else ""
             text += f", sitting out: {without}" if out else ""
             self._print(text)
 
@@ -229,7 +230,7 @@ class Panel:
         return (
             f"{place_of(run, done.round, done.step)} {done.outcome}: "
             f"{len(done.survivors)} silos in the sum, {duration_s:.1f} s, "
-            f"{done.upload_bytes:,} bytes{curve}{_agreement(done)}"
+            f"{done.upload_bytes:,} bytes{curve}{_agreement(done)}{_vetoes(done)}"
             + (f", asked {', '.join(done.chosen)}" if done.chosen else "")
             + (f", lost {', '.join(lost)}" if lost else "")
         )
@@ -394,6 +395,9 @@ def status_json(status: admin_pb2.WatchRunResponse) -> dict[str, Any]:
             error = getattr(message, f"{name}_standard_error")
             hidden = math.isnan(getattr(message, name)) and not math.isnan(error)
             fields[f"{name}_below_noise"] = hidden
+        vetoes = Estimate(message.vetoes, message.vetoes_standard_error)
+        told = not math.isnan(vetoes.standard_error)
+        fields["vetoes_below_noise"] = told and math.isnan(vetoes.reportable)
     return content
 
 
@@ -407,6 +411,15 @@ def _success(done: admin_pb2.RoundStatus) -> dict[str, Estimate]:
         family.family: Estimate(family.success_ratio, family.standard_error)
         for family in done.success
     }
+
+
+def _vetoes(done: admin_pb2.RoundStatus) -> str:
+    """The share of silos that veto; nothing where noise hides it or nobody was asked."""
+    vetoes = Estimate(done.vetoes, done.vetoes_standard_error)
+    value = vetoes.reportable
+    if done.outcome != "aggregated" or math.isnan(value) or value <= 0.0:
+        return ""
+    return f"  vetoes {min(value, 1.0):.0%} ± {vetoes.standard_error:.0%}"
 
 
 def _agreement(done: admin_pb2.RoundStatus) -> str:

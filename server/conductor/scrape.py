@@ -26,6 +26,7 @@ from server.pki.trust import Trust
 from server.run.driver import RunDriver
 from server.run.dropouts import dropouts_of_now
 from server.run.strength import strength
+from server.run.vetoes import is_paused_by_vetoes
 from server.store.runs import ACTIVE, RunState
 
 __all__ = ["Scrape"]
@@ -88,6 +89,7 @@ class Scrape:
             [row.state for row in rows],
             driving=driving,
             queued_since_unix_s=min(queued, default=0.0),
+            vetoed=sum(is_paused_by_vetoes(self.context.store, row) for row in rows),
         )
 
     def _roster(self) -> None:

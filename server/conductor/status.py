@@ -232,6 +232,8 @@ def _round_status(figures: RoundFigures) -> pb.RoundStatus:
         heterogeneity_standard_error=figures.heterogeneity_error,
         silo_norm_sq=figures.silo_norm_sq,
         silo_norm_sq_standard_error=figures.silo_norm_sq_error,
+        vetoes=figures.vetoes,
+        vetoes_standard_error=figures.vetoes_error,
         restored_round=figures.restored_round,
         halves=[half_sum(half) for half in figures.halves],
     )

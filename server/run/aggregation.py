@@ -43,6 +43,7 @@ from federation.aggregate.optimiser import Optimiser
 from federation.aggregate.registry import ALTERNATING
 from federation.chain.sums import (
     UPDATE_NORM_SQ,
+    VETOES,
     agreement,
     heterogeneity,
     least_noise_variance,
@@ -103,6 +104,8 @@ class AggregatedGroups:
     """L2 norm of the combined mean, the noise included."""
     success: Mapping[str, Estimate]
     """Family to success ratio and its standard error."""
+    vetoes: Estimate = _UNKNOWN
+    """Of all silos together; NaN where the plan asks for none."""
 
     def note_in(self, figures: RoundFigures) -> None:
         """Put the sums' figures into those of their step."""
@@ -111,6 +114,7 @@ class AggregatedGroups:
         }
         figures.update_norm = self.update_norm
         figures.update_norm_error = math.nan
+        figures.vetoes, figures.vetoes_error = self.vetoes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +143,8 @@ class Aggregated:
     success: Mapping[str, Estimate] = field(default_factory=dict)
     """Family to success ratio and its standard error; empty after a round's first step, and where
     the plan has no figures."""
+    vetoes: Estimate = _UNKNOWN
+    """As in ``AggregatedGroups``."""
 
     def note_in(self, figures: RoundFigures) -> None:
         """Put the sum's figures into those of its step."""
@@ -153,6 +159,7 @@ class Aggregated:
         figures.heterogeneity_error = self.zeta_sq_error
         figures.silo_norm_sq = self.silo_norm_sq
         figures.silo_norm_sq_error = self.silo_norm_sq_error
+        figures.vetoes, figures.vetoes_error = self.vetoes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,9 +193,9 @@ def aggregate_groups(
 ) -> AggregatedGroups:
     """Apply the sums of a release's groups, in order of part; otherwise as ``aggregate``.
 
-    Of figures there is success by family, over all groups whose blocks have it, and the norm of the
-    combined mean. Its standard error is NaN, as are the figures that compare silos: a median of
-    groups tells nothing of the spread within them.
+    Of figures there is success by family, over all groups whose blocks have it, the vetoes of all
+    silos, and the norm of the combined mean. Its standard error is NaN, as are the figures that
+    compare silos: a median of groups tells nothing of the spread within them.
 
     Raises:
         OptimiserStateError: the optimiser has not seen the release before this one.
@@ -205,6 +212,7 @@ def aggregate_groups(
         place.round,
         last_step=plan.is_last_step(place.step),
     )
+    figures = _added(sums)
     norm_sq = 0.0
     for tile in tiles(deltas[0][0]):
         norm_sq += float(np.sum(mean[tile] ** 2))
@@ -213,12 +221,19 @@ def aggregate_groups(
         # The centred lift changes no bit: the ring's bytes are the signed integers' bytes.
         sums=tuple(each.total.data.cast("B").toreadonly() for each in sums),
         update_norm=math.sqrt(norm_sq),
-        success=_success_over(sums),
+        success=success_ratios(figures),
+        vetoes=_mean_of(figures.get(VETOES), sum(len(each.survivors) for each in sums)),
     )
 
 
-def _success_over(sums: Sequence[GroupSum]) -> dict[str, Estimate]:
-    """Successes per episode of all groups together; a group without a family's figures is not in.
+def _mean_of(total: Estimate | None, silos: int) -> Estimate:
+    if total is None:
+        return _UNKNOWN
+    return Estimate(mean=total.mean / silos, standard_error=total.standard_error / silos)
+
+
+def _added(sums: Sequence[GroupSum]) -> dict[str, Estimate]:
+    """Figures of all groups together; a group whose block lacks one adds nothing to it.
 
     Estimates are means over silos: times the survivors they add up, and so do their variances.
     """
@@ -234,7 +249,7 @@ def _success_over(sums: Sequence[GroupSum]) -> dict[str, Estimate]:
                 mean=so_far.mean + count * estimate.mean,
                 standard_error=math.hypot(so_far.standard_error, count * estimate.standard_error),
             )
-    return success_ratios(added)
+    return added
 
 
 def aggregate(
@@ -306,6 +321,7 @@ def aggregate(
         silo_norm_sq=norm_sq.reportable,
         silo_norm_sq_error=norm_sq.standard_error,
         success={} if place.step else success_ratios(estimates),
+        vetoes=estimates.get(VETOES, _UNKNOWN),
     )
 
 

@@ -20,11 +20,10 @@ Ordered invariants of a release:
 7. A rollback that an admin asked for takes the next round of which nothing is open, all its steps;
    its first record and the end of the request are one transaction, and the rest follows from that
    record.
-
 8. A bisection that an admin asked for takes such a round as well, of which nothing is chosen yet
    (``server/run/selection.py``): two halves are summed and judged
-   (``server/conductor/bisection.py``), its record is skipped, and the run is paused in the
-   transaction that closes it.
+   (``server/conductor/bisection.py``), and its record is skipped. After it, and after a round with
+   many vetoes (``server/run/vetoes.py``), the run is paused in the transaction that closes it.
 
 Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts at any
 point: an open attempt goes on (``server/run/attempts.py``); sums of groups, one after the other
@@ -51,6 +50,7 @@ from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import LostAttemptError, QuarantinedSumError, TooFewSilosError, WrongRoundError
 from server.figures import BISECTED, STEPS, HalfSum, HalfVerdict, Phase, RoundFigures
+from server.run import vetoes
 from server.run.aggregation import Aggregated, AggregatedGroups, norm_ratio, require_usable
 from server.run.attempts import Attempts
 from server.run.budget import show_epsilon
@@ -183,7 +183,9 @@ class RunDriver:
         require_usable(self.finished, self.plan)
         while self.next_place.round <= self.plan.rounds.count:
             if self.pausing and not self.must_finish:
-                self._set_run(RunState.PAUSED, AuditEvent.RUN_PAUSED)
+                records = self._chain.between(0, self._chain.next_position)
+                why = vetoes.reason(self.row.run_id, records, self.finished, self.plan)
+                self._set_run(RunState.PAUSED, AuditEvent.RUN_PAUSED, error=why)
                 return
             restored = self._restored_round()
             if restored is None:
@@ -542,8 +544,9 @@ class RunDriver:
                 **restored,
                 **self._told_of_halves(closed),
             )
-            if self._bisection is not None:
-                # What follows is the admin's to say: another bisection, or a roster without a silo.
+            if self._rests_after(closed):
+                # What follows is the admin's to say: another bisection, or a roster without a silo;
+                # or, after vetoes, an adapter to go back to.
                 store.runs.set_state(
                     self.row.run_id, RunState.PAUSING, at_unix_s=self._context.clock()
                 )
@@ -562,7 +565,7 @@ class RunDriver:
         """Show what the store says: the release is over, and with its last one the round."""
         figures = self.current
         self._lost = self.cohorts.training = self._bisection = None
-        self.pausing |= figures.outcome == BISECTED
+        self.pausing |= self._rests_after(figures)
         self._context.metrics.observe_step(figures)
         if figures.outcome != "aggregated":
             self._optimiser.forget()
@@ -582,9 +585,12 @@ class RunDriver:
         self._leave_attempt()
         self._context.changed.notify()
 
-    def _set_run(self, state: RunState, event: AuditEvent) -> None:
+    def _rests_after(self, closed: RoundFigures) -> bool:
+        return closed.outcome == BISECTED or vetoes.stops(closed, self.plan)
+
+    def _set_run(self, state: RunState, event: AuditEvent, *, error: str = "") -> None:
         store, run_id = self._context.store, self.row.run_id
         with store.transaction():
-            store.runs.set_state(run_id, state, at_unix_s=self._context.clock())
+            store.runs.set_state(run_id, state, error, at_unix_s=self._context.clock())
             self._context.audit.append(event, run=run_id)
         self._context.changed.notify()

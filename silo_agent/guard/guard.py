@@ -2,8 +2,9 @@
 
 Ordered invariants:
 
-1. A silo adopts and contributes as without a guard. What is decided here is what this site's own
-   server reads; no message to the coordinator and no masked metric is made of it.
+1. A silo adopts as without a guard. What is decided here is what this site's own server reads; no
+   message to the coordinator is made of it. Only where a plan asks for vetoes does the silo
+   contribute zeros, and its veto under noise, instead of working with what it refuses.
 2. Nothing is served that was not judged by this site's own settings, and nothing whose judging
    failed. The adapter that passed last stays; before the first there is none.
 3. A verdict is on disk before the link to its adapter is switched, and the adapter before its
@@ -114,6 +115,20 @@ class Guard:
             return False
         self._taken.add(key)
         return True
+
+    def vetoes(self, record: AdapterRecord, plan: Plan) -> bool:
+        """Whether a plan that asks for vetoes hears one against the adapter that its round has.
+
+        What could not be judged is no reason for one, and neither is the initial adapter.
+        """
+        if plan.vetoes is None:
+            return False
+        newest = next((v for v in reversed(self._verdicts) if v.run == record.run_id), None)
+        return (
+            newest is not None
+            and newest.adapter_sha256 == record.adapter_sha256.hex()
+            and newest.outcome not in {Outcome.PASSED, Outcome.FAILED}
+        )
 
     @spanned("guard")
     def judge(self, method: Callable[[], Evolver], head: Head, plan: Plan) -> None:

@@ -98,8 +98,15 @@ def played(
     episodes = sum(row.episodes for row in rows)
     if not episodes:
         raise GuardError(f"no task of {panel.environment} could be played")
-    return Figures(
+    figures = Figures(
         tries=episodes,
         successes=sum(row.successes for row in rows),
         violations=sum(row.violations for row in rows),
+        # Of several tries at a task there is none to compare another's with.
+        solved=tuple(sorted(one for row in rows for one in row.solved)) if tries == 1 else (),
     )
+    if tries == 1 and len(set(figures.solved)) != figures.successes:
+        raise GuardError(
+            f"this run's method does not say which tasks of {panel.environment} were solved"
+        )
+    return figures

@@ -6,6 +6,11 @@ base's ::
     success      s < s_0 − tau
     violations   v > v_0 + violations
     drift        S > h                      of ``cusum.py``, over the rounds of this run
+    ancestor     d̄ + 2·e < −delta           beside the best of the last ``ancestors`` adapters
+
+Ancestors are the newest of the run that passed under the same settings and were not withdrawn, and
+the best is the one that solved most of the panel. Both played the same n tasks once, so the
+difference is paired: d̄ is the mean of d_i = 1, 0 or −1, and e² = Σ(d_i − d̄)² / (n·(n − 1)).
 
 The first of these that holds on any panel, in this order, is why an adapter is not served.
 
@@ -23,10 +28,11 @@ a rollback that this silo did not see because it was away, which begins no new s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from silo_agent.guard.cusum import climbed, threshold
-from silo_agent.guard.verdict import Figures, PanelVerdict, Verdict
+from silo_agent.guard.verdict import Ancestor, Figures, PanelVerdict, Verdict
 from silo_agent.guard_options import GuardSection, Outcome
 
 __all__ = ["judged", "outcome_of", "standing"]
@@ -52,6 +58,7 @@ def judged(
     stretch = () if restored else _stretch(earlier)
     known = any(verdict.adapter_sha256 == adapter_sha256 for verdict in stretch)
     found = []
+    others = _ancestors(section, earlier, adapter_sha256)
     for environment, own in adapter.items():
         of_base = base[environment]
         rises = _rises(stretch, environment)
@@ -70,6 +77,7 @@ def judged(
                     allowance=section.drift_allowance,
                     chance=section.drift_false_alarm,
                 ),
+                ancestor=_best(others, environment, own),
             )
         )
     return tuple(found)
@@ -83,6 +91,8 @@ def outcome_of(section: GuardSection, panels: Sequence[PanelVerdict]) -> Outcome
         return Outcome.VIOLATIONS
     if any(p.drift > p.drift_threshold + _EXACT for p in panels):
         return Outcome.DRIFT
+    if any(p.ancestor and p.ancestor.most < -section.delta - _EXACT for p in panels):
+        return Outcome.ANCESTOR
     return Outcome.PASSED
 
 
@@ -100,6 +110,34 @@ def standing(verdicts: Sequence[Verdict]) -> list[Verdict]:
         if verdict.outcome is Outcome.PASSED:
             found.append(verdict)
     return found[::-1]
+
+
+def _ancestors(
+    section: GuardSection, earlier: Sequence[Verdict], adapter_sha256: str
+) -> list[Verdict]:
+    """The newest that may be compared with, one verdict for each adapter."""
+    others = {v.adapter_sha256: v for v in reversed(standing(earlier))}
+    others.pop(adapter_sha256, None)
+    return sorted(others.values(), key=lambda v: v.round, reverse=True)[: section.ancestors]
+
+
+def _best(others: Sequence[Verdict], environment: str, own: Figures) -> Ancestor | None:
+    # Where one of the two lost tasks on the way there is nothing to pair.
+    of = [
+        (verdict.round, panel.adapter)
+        for verdict in others
+        for panel in verdict.panels
+        if panel.environment == environment and panel.adapter.tries == own.tries
+    ]
+    n = own.tries
+    if not of or n < 2:
+        return None
+    number, best = max(of, key=lambda found: (found[1].successes, found[0]))
+    gained, lost = set(own.solved) - set(best.solved), set(best.solved) - set(own.solved)
+    difference = (len(gained) - len(lost)) / n
+    squares = max(0.0, len(gained) + len(lost) - n * difference**2)
+    error = math.sqrt(squares / (n * (n - 1)))
+    return Ancestor(round=number, difference=difference, error=error)
 
 
 def _withdrawn(round_number: int, verdict: Verdict) -> bool:

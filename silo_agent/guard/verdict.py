@@ -16,7 +16,7 @@ from typing import Any, Self
 from silo_agent.errors import LocalStoreError
 from silo_agent.guard_options import Outcome
 
-__all__ = ["Base", "Figures", "PanelVerdict", "Verdict", "read_rows"]
+__all__ = ["Ancestor", "Base", "Figures", "PanelVerdict", "Verdict", "read_rows"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +29,8 @@ class Figures:
     """Those that were solved."""
     violations: int
     """Those in which a stated rule was broken."""
+    solved: tuple[int, ...] = ()
+    """Ids of the tasks that were solved, where each was played once."""
 
     @property
     def success(self) -> float:
@@ -56,6 +58,23 @@ class Base:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Ancestor:
+    """The best earlier adapter of the run on a panel, and how an adapter does beside it."""
+
+    round: int
+    """It is of."""
+    difference: float
+    """Of the shares of solved tasks, the adapter's less the ancestor's."""
+    error: float
+    """Its standard error, over the tasks that both played."""
+
+    @property
+    def most(self) -> float:
+        """What the difference is at most, two standard errors allowed for."""
+        return self.difference + 2.0 * self.error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PanelVerdict:
     """An adapter beside the base on one panel."""
 
@@ -67,6 +86,8 @@ class PanelVerdict:
     """S after this round."""
     drift_threshold: float
     """h: above it the drift alarm is raised."""
+    ancestor: Ancestor | None = None
+    """None where there is no earlier adapter to compare with."""
 
     @property
     def rise(self) -> float:
@@ -80,7 +101,15 @@ class PanelVerdict:
             f"{self.environment}: {self.adapter.success:.1%} solved (base "
             f"{self.base.success:.1%}), {self.adapter.violating:.1%} broke a rule (base "
             f"{self.base.violating:.1%}), drift {self.drift:.3f} of {self.drift_threshold:.3f}"
+            f"{self._beside}"
         )
+
+    @property
+    def _beside(self) -> str:
+        if self.ancestor is None:
+            return ""
+        points, error = 100 * self.ancestor.difference, 100 * self.ancestor.error
+        return f", {points:+.1f} ± {error:.1f} points to round {self.ancestor.round}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +149,7 @@ class Verdict:
                     base=_figures(panel["base"]),
                     drift=float(panel["drift"]),
                     drift_threshold=float(panel["drift_threshold"]),
+                    ancestor=_ancestor(panel["ancestor"]),
                 )
                 for panel in row["panels"]
             ),
@@ -151,11 +181,20 @@ def read_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Base], list[Verdi
     return bases, verdicts
 
 
+def _ancestor(said: Mapping[str, Any] | None) -> Ancestor | None:
+    if said is None:
+        return None
+    return Ancestor(
+        round=int(said["round"]), difference=float(said["difference"]), error=float(said["error"])
+    )
+
+
 def _figures(said: Mapping[str, Any]) -> Figures:
     found = Figures(
         tries=int(said["tries"]),
         successes=int(said["successes"]),
         violations=int(said["violations"]),
+        solved=tuple(int(one) for one in said["solved"]),
     )
     if found.tries < 1:
         raise ValueError("figures of no try")

@@ -18,8 +18,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
-from evolution.methods.evolver import Evaluation, Evolver
+from evolution.methods.evolver import Evaluation, EvaluationRow, Evolver
 from federation.chain.record import AdapterRecord
 from federation.plan.plan import Plan
 from ops.tracing.spans import spanned
@@ -97,5 +98,12 @@ def judge_and_keep(
             round_number=evaluation.round,
             adapter_sha256=evaluation.adapter_sha256,
             personal=evaluation.personal,
-            rows=[asdict(row) for row in evolver.evaluate(evaluation)],
+            rows=[_counts(row) for row in evolver.evaluate(evaluation)],
         )
+
+
+def _counts(row: EvaluationRow) -> dict[str, Any]:
+    """A row as it is kept: which tasks were solved is in no figure that is made of it."""
+    kept = asdict(row)
+    del kept["solved"]
+    return kept

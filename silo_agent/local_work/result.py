@@ -48,7 +48,7 @@ from dp.noise.unit_sum import UnitSum
 from evolution.errors import EvolverSetupError, LocalTimeError, NotWantedError
 from evolution.methods.evolver import Evolution, Evolver, Work
 from federation.adapter.layout import Layout
-from federation.chain.sums import UPDATE_NORM_SQ
+from federation.chain.sums import UPDATE_NORM_SQ, VETOES
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
 from secagg.descriptor import OTHER_FAMILY, MetricsLayout
@@ -93,7 +93,9 @@ class Result:
     duration_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds per stage; they stay in the silo."""
     evolved: bool = False
-    """Whether a method made it; else it stands in for work that failed."""
+    """Whether a method made it; else it stands in for work that failed, or was not done."""
+    vetoes: bool = False
+    """Whether this site's guard refuses the adapter that it would have been made with."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Of an attempt: the value of each coordinate of its metrics block."""
 
@@ -183,6 +185,8 @@ class Result:
             # What is released is the clipped vector, so its norm is what the sum is compared with.
             # NaN passes through min() on the left alone; the encoder must see it and refuse it.
             figures[UPDATE_NORM_SQ] = min(self._norm(), spec.release.clip_l2) ** 2
+        if VETOES in figures:
+            figures[VETOES] = float(self.vetoes)
         for kind, counts in (("episodes", self.episodes), ("successes", self.successes)):
             for family, count in counts.items():
                 name = f"{kind}/{family}"
@@ -235,11 +239,14 @@ def result_of(
     layout: Layout,
     reservation: Reservation,
     on_failure: Callable[[], None],
+    vetoes: bool = False,
 ) -> Result | None:
     """Do a round's work; None where the silo is silent about it.
 
     ``method`` gives the plan's method, made by the first job that needs it. ``reservation`` charges
-    ``record_local`` and is settled here; ``on_failure`` counts a round that failed.
+    ``record_local`` and is settled here; ``on_failure`` counts a round that failed. Whoever vetoes
+    the adapter sets the method up, and neither explores nor learns: zeros stand in for it, under
+    the same noise and for the same charge.
 
     Raises:
         WorkCalledOffError: Nobody asks for the round any more; what was charged by then stays so.
@@ -253,7 +260,8 @@ def result_of(
     try:
         evolver = method()
         public = mode in RECORD_MODES
-        done = Result.of(task, plan, layout, evolver.evolve(work()))
+        done = Result.of(task, plan, layout, None if vetoes else evolver.evolve(work()))
+        done.vetoes = vetoes
     except WorkCalledOffError:
         raise
     except NotWantedError as error:

@@ -190,9 +190,8 @@ class LocalWork:
         self._kept_runs.limit_heads()
         if self._judge.take(head.record, plan):
             self._jobs.put(carry(lambda: self._evaluate(head, plan, self._judge.judge)))
-        if self._guard is not None and self._guard.take(head.record, plan):
-            judge = self._guard.judge
-            self._jobs.put(carry(lambda: self._evaluate(head, plan, judge)))
+        if (guard := self._guard) is not None and guard.take(head.record, plan):
+            self._jobs.put(carry(lambda: self._evaluate(head, plan, guard.judge)))
 
     def start(self, *, task: RoundTask, plan: Plan, head: Head) -> None:
         """Do one round of local work and report ready; a repeat of the same task re-reports.
@@ -400,6 +399,7 @@ class LocalWork:
                 layout=layout,
                 reservation=reservation,
                 on_failure=self._metrics.errors.labels(kind="local_work").inc,
+                vetoes=self._guard is not None and self._guard.vetoes(head.record, plan),
             )
 
     def _may_speak(self, run_id: str, at: float) -> bool:

@@ -23,6 +23,7 @@ _WHY: Final = {
     Outcome.SUCCESS: "not served: success fell too far below the base's",
     Outcome.VIOLATIONS: "not served: it breaks rules far more often than the base",
     Outcome.DRIFT: "not served: violations have been climbing over rounds",
+    Outcome.ANCESTOR: "not served: it solves far less than an earlier adapter of the run",
     Outcome.FAILED: "not served: it could not be judged; the log says why",
 }
 

@@ -190,6 +190,7 @@ def _close(coordinator, silo, number) -> None:
         }
         figures.agreement, figures.agreement_error = 0.62 - 0.03 * number, 0.06
         figures.heterogeneity, figures.heterogeneity_error = 0.011 + 0.001 * number, 0.002
+        figures.vetoes, figures.vetoes_error = 0.02, 0.08
         coordinator.update_norm_ratio.set(1.0 - 0.02 * number if number > 2 else math.nan)
         silo.rounds.labels(outcome="contributed").inc()
         silo.show_verdict(Outcome.PASSED)

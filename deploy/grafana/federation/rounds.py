@@ -26,7 +26,7 @@ def rounds_row() -> tuple[Panel, ...]:
 
 def learning_row() -> tuple[Panel, ...]:
     """What the sums say, and the budget that they cost."""
-    return _curve(), _updates(), _budget()
+    return _curve(), _updates(), _vetoes(), _budget()
 
 
 def _is(label: str, value: str) -> str:
@@ -217,6 +217,34 @@ def _updates() -> Panel:
         width=12,
         height=9,
         runbooks=("ChoraleUpdateNormJumped",),
+    )
+
+
+def _vetoes() -> Panel:
+    return lines(
+        title="Silos that veto",
+        shows=(
+            "Share of the silos in the newest sum whose guard refuses the adapter that its round "
+            "began with, and the standard error of its noise."
+        ),
+        remedy=(
+            "At the plan's share, a half unless it says another, the run is paused: `chorale run "
+            "watch RUN` says which adapter to go back to."
+        ),
+        queries=(
+            Query(expr=f"max({_OF('chorale_vetoes_ratio')}) > -Inf", legend="vetoes"),
+            Query(
+                expr=f"max({_OF('chorale_vetoes_ratio_standard_error')}) > -Inf",
+                legend="standard error",
+            ),
+            Query(expr=f"sum({_OF('chorale_runs_vetoed')})", legend="runs paused by vetoes"),
+        ),
+        minimum=0,
+        overrides={"standard error": DASHED},
+        quiet="no plan asks for vetoes, or below noise",
+        width=FULL_WIDTH,
+        height=7,
+        runbooks=("ChoraleRunVetoed",),
     )
 
 

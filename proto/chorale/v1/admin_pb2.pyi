@@ -802,6 +802,8 @@ class RoundStatus(google.protobuf.message.Message):
     OPENED_FIELD_NUMBER: builtins.int
     CHOSEN_FIELD_NUMBER: builtins.int
     CHOSEN_WHY_FIELD_NUMBER: builtins.int
+    VETOES_FIELD_NUMBER: builtins.int
+    VETOES_STANDARD_ERROR_FIELD_NUMBER: builtins.int
     round: builtins.int
     attempt: builtins.int
     phase: builtins.str
@@ -828,6 +830,11 @@ class RoundStatus(google.protobuf.message.Message):
     """Of a rollback: the earlier round whose adapter it brought back."""
     chosen_why: builtins.str
     """Why these, in one public line."""
+    vetoes: builtins.float
+    """Share of the silos in the sum whose guard refuses the adapter that the round began with; not a
+    number where the plan asks for no vetoes.
+    """
+    vetoes_standard_error: builtins.float
     @property
     def waiting_for(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WaitingFor]: ...
     @property
@@ -881,9 +888,11 @@ class RoundStatus(google.protobuf.message.Message):
         opened: collections.abc.Iterable[global___OpenedSum] | None = ...,
         chosen: collections.abc.Iterable[builtins.str] | None = ...,
         chosen_why: builtins.str = ...,
+        vetoes: builtins.float = ...,
+        vetoes_standard_error: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "restored_round", b"restored_round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "chosen", b"chosen", "chosen_why", b"chosen_why", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "halves", b"halves", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "opened", b"opened", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "restored_round", b"restored_round", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "stalled_since_unix_s", b"stalled_since_unix_s", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "waiting_for", b"waiting_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_restored_round", b"_restored_round", "adapter_sha256", b"adapter_sha256", "agreement", b"agreement", "agreement_standard_error", b"agreement_standard_error", "attempt", b"attempt", "chosen", b"chosen", "chosen_why", b"chosen_why", "cohort", b"cohort", "deadline_unix_s", b"deadline_unix_s", "halves", b"halves", "heterogeneity", b"heterogeneity", "heterogeneity_standard_error", b"heterogeneity_standard_error", "opened", b"opened", "outcome", b"outcome", "phase", b"phase", "phase_since_unix_s", b"phase_since_unix_s", "restored_round", b"restored_round", "round", b"round", "silo_norm_sq", b"silo_norm_sq", "silo_norm_sq_standard_error", b"silo_norm_sq_standard_error", "stalled_since_unix_s", b"stalled_since_unix_s", "step", b"step", "success", b"success", "survivors", b"survivors", "timings", b"timings", "update_norm", b"update_norm", "update_norm_standard_error", b"update_norm_standard_error", "upload_bytes", b"upload_bytes", "vetoes", b"vetoes", "vetoes_standard_error", b"vetoes_standard_error", "waiting_for", b"waiting_for"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_restored_round", b"_restored_round"]) -> typing.Literal["restored_round"] | None: ...
 
 global___RoundStatus = RoundStatus

@@ -39,6 +39,7 @@ def coordinator():
     figures = RoundFigures(round=2, outcome="aggregated", success={"maze": (0.5, 0.02)})
     figures.agreement = figures.heterogeneity = 0.5
     figures.agreement_error = figures.heterogeneity_error = 0.1
+    figures.vetoes, figures.vetoes_error = 0.0, 0.1
     metrics.observe_step(figures)
     metrics.observe_round("aggregated", 40.0)
     metrics.set_epsilon(spent=1.5, cap=8.0)

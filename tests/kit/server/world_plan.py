@@ -40,6 +40,7 @@ def plan_toml(
     silo_noise: float = 0.0,
     exact_figures: bool = True,
     selection: str = "",
+    vetoes: str | None = None,
 ) -> bytes:
     exact = f"exact_figures = {str(exact_figures).lower()}" if mode == "none" else ""
     record = f"""
@@ -79,13 +80,15 @@ n_min = {n_min}
 [rounds]
 count = {rounds}
 ready_deadline_s = 60
-{f"ready_after_s = {AFTER_S}" if mode.startswith("record") else ""}
+{f"ready_after_s = {AFTER_S}" if mode.startswith("record") or vetoes is not None else ""}
 {f"step_answer_after_s = {AFTER_S}" if mode == "record_distributed" else ""}
 phase_deadline_s = 6
 quorum = {quorum}
 spare_attempts = {spare}
 {"[selection]" if selection else ""}
 {selection}
+{"" if vetoes is None else "[vetoes]"}
+{vetoes or ""}
 [evaluate]
 held_out = 0
 """.encode()

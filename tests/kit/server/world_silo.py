@@ -73,6 +73,8 @@ class Silo:
         self.dead = False
         self.told: list[Any] = []
         self.poison: np.ndarray | None = None
+        self.vetoes: frozenset[bytes] = frozenset()
+        """Digests of the adapters that its guard refuses."""
         self.encoded: dict[Any, np.ndarray] = {}
         """What it put into each sum, noise included, by aggregation."""
         self.ledger_path = world.directory / f"{silo_id}.ledger"
@@ -174,6 +176,7 @@ class Silo:
             delta=constant_pattern(value_of(self.silo_id), layout.dimension),
             episodes={FAMILY: EPISODES},
             successes={FAMILY: 8 * (1 + int(self.silo_id[-3:]))},
+            vetoes=self.world.driver.head.adapter_sha256 in self.vetoes,
         )
         self._session = Session(
             silo_id=self.silo_id,

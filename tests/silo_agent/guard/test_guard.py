@@ -6,6 +6,7 @@ to. ``test_guard_shipped_base.py`` does the same with a model.
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,9 +30,10 @@ from tests.kit.server import world_plan as sw
 from tests.kit.silo_agent.bench import lines
 from tests.kit.silo_agent.lora import lora
 from tests.kit.silo_agent.record_plans import stepped_plan
-from tests.kit.silo_agent.working_silo import WorkingSilo, head_of, metrics
+from tests.kit.silo_agent.working_silo import WorkingSilo, head_of, metrics, task_of
 
 PLAN = read_plan(sw.plan_toml(rounds=4))
+ASKED = read_plan(sw.plan_toml(rounds=4, mode="silo", noise=0.05, vetoes=""))
 HONEST, BREAKING = 8, 40
 """Violations among 64 tries; the base has 32 among its 256."""
 
@@ -41,8 +43,9 @@ class Player:
 
     def __init__(self):
         self.violations = {}
+        self.successes = {}
         self.calls = []
-        self.fails = False
+        self.fails = self.mute = False
         self.dropped = 0
 
     def evaluate(self, work):
@@ -51,6 +54,7 @@ class Player:
         self.calls.append((work.adapter_sha256, work.seed))
         (environment,) = work.environments
         tries = work.episodes - (self.dropped if work.adapter else 0)
+        solved = self.successes.get(work.adapter_sha256, tries // 2)
         return [
             EvaluationRow(
                 environment=environment,
@@ -58,7 +62,8 @@ class Player:
                 shard=0,
                 temperature=work.temperatures[0],
                 episodes=tries,
-                successes=tries // 2,
+                successes=solved,
+                solved=() if self.mute else tuple(range(solved)),
                 violations=self.violations.get(work.adapter_sha256, HONEST),
             )
         ]
@@ -213,6 +218,54 @@ def test_the_silo_adopts_and_contributes_as_without_a_guard(made):
     assert said[:2] == said[2:]
 
 
+def contributed(site, plan, head):
+    """Whether a round that begins with this head was worked, and what it says and sends."""
+    worked = []
+    evolver = ConstantEvolver(EvolverSetup(options=site.config.constant))
+    site.player.evolve = lambda work: worked.append(work) or evolver.evolve(work)
+    task = replace(task_of(head.record.round + 1), adapter_sha256=head.record.adapter_sha256)
+    site.silo.work.start(task=task, plan=plan, head=head)
+    site.silo.reports.wait()
+    done = site.silo.work.finished("run-1", task.round)
+    said = done.for_attempt(metrics("update_norm_sq", "vetoes", "episodes/constant")).figures
+    return bool(worked), said, done.take()
+
+
+def test_where_the_plan_asks_a_refused_adapter_is_vetoed_and_not_worked_with(made):
+    site = made()
+    site.adopt(honest := site.head(1))
+    worked, said, delta = contributed(site, ASKED, honest)
+    assert (worked, said["vetoes"], said["episodes/constant"]) == (True, 0.0, 64)
+    assert delta.any()
+
+    site.adopt(breaking := site.head(2, violations=BREAKING))
+    worked, said, delta = contributed(site, ASKED, breaking)
+    assert (worked, said) == (
+        False, {"update_norm_sq": 0.0, "vetoes": 1.0, "episodes/constant": 0.0}
+    )  # fmt: skip
+    assert not delta.any()
+    assert site.silo.errors() == 0
+
+    # It is of that adapter alone; and what could not be judged is no reason.
+    site.adopt(back := site.head(3, restored=1))
+    worked, said, _ = contributed(site, ASKED, back)
+    assert (worked, said["vetoes"]) == (True, 0.0)
+    site.player.fails = True
+    site.adopt(unknown := site.head(4))
+    assert site.outcomes[-1] == "failed"
+    assert contributed(site, ASKED, unknown)[0]
+
+
+def test_a_plan_that_does_not_ask_hears_no_veto(made):
+    site = made()
+    site.adopt(breaking := site.head(1, violations=BREAKING))
+    assert site.outcomes == ["violations"]
+    worked, said, delta = contributed(site, PLAN, breaking)
+    assert worked
+    assert said["vetoes"] == 0.0
+    assert delta.any()
+
+
 def test_the_base_plays_once_and_an_adapter_once_for_its_bytes(made):
     site = made()
     for head in (site.head(1), site.head(2), site.head(3, skipped=True)):
@@ -278,6 +331,29 @@ def test_a_restart_changes_nothing_and_finishes_what_a_crash_cut_short(made, mon
     assert site.served == name(second)
     site.adopt(third)
     assert site.served == name(third)
+
+
+def test_an_adapter_that_loses_to_an_ancestor_is_not_served(made):
+    """Half of the panel is solved by the first, 38 points fewer by the last, all of them lost."""
+    site = made(guard='serve_dir = "served"\ntau = 1.0')
+    site.adopt(first := site.head(1))
+    fallen = site.head(2)
+    site.player.successes[fallen.record.adapter_sha256.hex()] = 8
+    site.adopt(fallen)
+    assert site.outcomes == ["passed", "ancestor"]
+    assert site.served == name(first)
+    assert site.shown("verdict", verdict="ancestor") == 1
+    text = "\n".join(read_guarding(site.config).lines())
+    assert "solves far less than an earlier adapter of the run" in text
+    # d has 24 times -1 among 64: the mean is -0.375, the error of it √(24·40/64/(64·63)).
+    assert "-37.5 ± 6.1 points to round 1" in text
+
+
+def test_a_method_that_does_not_say_what_was_solved_cannot_be_judged(made):
+    site = made()
+    site.player.mute = True
+    site.adopt(site.head(1))
+    assert site.outcomes == ["failed"]
 
 
 def test_what_cannot_be_judged_is_not_served_and_ends_nothing(made):

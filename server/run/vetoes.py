@@ -1,0 +1,89 @@
+"""Vetoes: how many silos' guards refuse the adapter that a round began with, and what follows.
+
+A plan with ``[vetoes]`` sums one coordinate more (``federation/chain/sums.py``). With v the mean
+over the silos in the sum and e the standard error of its noise, the run is paused after the round
+if ::
+
+    v ≥ share    and    v ≥ errors · e
+
+Without any veto v is noise, so a round is paused for nothing with a chance of at most
+P(N(0, 1) ≥ errors): 1 in 741 at 3 standard errors.
+
+Ordered invariants:
+
+1. What paused a run follows from the closed round's public figures and the plan. So a restart finds
+   the same, and anyone who has both can check it.
+2. The coordinator pauses and proposes; nothing goes back before an admin asks for it, and an admin
+   may resume without.
+3. Proposed is the adapter of the round before the one that the refused adapter came from: the
+   newest that was not refused by as many.
+
+Covered: releases of one sum and of groups, rollbacks and skipped rounds before. Not covered: who
+vetoed and why, which stays in the sites; the adapter that a run ends with, for no sum follows it;
+a drift that began rounds before it was refused, whose beginning the admin has to find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from federation.chain.record import AdapterRecord
+from federation.plan.plan import Plan
+from federation.plan.read import read_plan
+from server.figures import RoundFigures
+from server.store import Store
+from server.store.runs import RunRow, RunState
+
+__all__ = ["is_paused_by_vetoes", "reason", "stops"]
+
+
+def stops(figures: RoundFigures, plan: Plan) -> bool:
+    """Whether a closed round's vetoes pause the run; nothing is left to pause after its last."""
+    asked = plan.vetoes
+    if asked is None or figures.round >= plan.rounds.count:
+        return False
+    # NaN, where nothing was summed, is not enough for anything.
+    return figures.vetoes >= asked.share and figures.vetoes >= asked.errors * figures.vetoes_error
+
+
+def reason(
+    run_id: str, records: Sequence[AdapterRecord], finished: Sequence[RoundFigures], plan: Plan
+) -> str:
+    """For the admin: what was refused and what to do; empty if the newest round stops nothing.
+
+    Records and closed releases are the run's, oldest first.
+    """
+    if not finished or not stops(finished[-1], plan):
+        return ""
+    figures = finished[-1]
+    refused = _origin(records, figures.round - 1)
+    back = (
+        f"chorale adapter rollback {run_id} --to-round {refused - 1}, then chorale run resume "
+        f"{run_id}"
+        if refused
+        else f"chorale run abort {run_id}, for it is the one that the run began with"
+    )
+    return (
+        f"{figures.vetoes:.0%} of the silos in round {figures.round}, ± {figures.vetoes_error:.0%},"
+        f" veto the adapter of round {refused}. To go back: {back}. To go on with it all the same: "
+        f"chorale run resume {run_id}"
+    )
+
+
+def is_paused_by_vetoes(store: Store, row: RunRow) -> bool:
+    """Whether a run rests because of the round that it closed last."""
+    if row.state is not RunState.PAUSED or not row.error:
+        return False
+    newest = store.rounds.newest(row.run_id, 1)
+    return bool(newest and newest[0].outcome) and stops(
+        RoundFigures.from_json(newest[0].figures_json), read_plan(row.plan)
+    )
+
+
+def _origin(records: Sequence[AdapterRecord], round_number: int) -> int:
+    """The round that released the adapter which a round ended with."""
+    ended = {record.round: record for record in records}
+    while round_number and ended[round_number].kind != "aggregated":
+        restored = ended[round_number].restored_round
+        round_number = round_number - 1 if restored is None else restored
+    return round_number
