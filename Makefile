@@ -217,6 +217,15 @@ experiments-groups: setup
 	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report groups \
 	  --reference sum --out groups.md --plots plots
 
+# Half an hour: one of twelve silos poisons; whole panel, and the label that is poisoned.
+.PHONY: experiments-poisoning
+experiments-poisoning: setup
+	$(BIN)/chorale-lab run experiments/poisoning.toml --out $(EXPERIMENTS)/poisoning $(LAB_ARGS)
+	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report poisoning \
+	  --reference groups --out poisoning.md --plots plots
+	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report poisoning \
+	  --reference groups --label plank --out poisoning-plank.md --plots plots
+
 # The first look of docs/experiments/parts.md.
 .PHONY: experiments-parts
 experiments-parts: setup

@@ -1,4 +1,8 @@
-"""The parts that a recipe runs with here: the plan's, with the silo's own gate, as far as they may.
+"""The parts that a recipe runs with here: the plan's, with the silo's own play and gate.
+
+A silo's own stand in ``silo.toml``, where the plan's ``local_parts`` allows it and says nothing of
+the kind itself. Sampler, credit and objective are the plan's alone: what a round learns from would
+be another thing on each silo.
 
 Invariants: a part that couples or reads more than the set-up's privacy lets it is refused with its
 reason; so is a class that says something else than its card, and an objective over whole
@@ -10,6 +14,8 @@ package (``silo_agent/policy/plan.py``).
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -25,6 +31,9 @@ from federation.plan.recipe import ChosenPart, refusal
 
 __all__ = ["parts_of"]
 
+_PLAIN: Final = "once"
+"""The play of tries without help, in whose place a silo's own may stand."""
+
 
 def parts_of(setup: EvolverSetup, options: RecipeOptions) -> dict[str, Part]:
     """The recipe's parts by kind, as far as the set-up allows them.
@@ -32,16 +41,7 @@ def parts_of(setup: EvolverSetup, options: RecipeOptions) -> dict[str, Part]:
     Raises:
         EvolverSetupError: One cannot be loaded, or does not run under the set-up's privacy.
     """
-    chosen = dict(setup.recipe.parts)
-    if options.gate is not None:
-        if not setup.local_parts:
-            raise EvolverSetupError(
-                "silo.toml names a gate of this silo's own, and the plan's evolve.local_parts does "
-                "not allow any: remove it, or ask for a plan that does"
-            )
-        if "gate" in chosen:
-            raise EvolverSetupError("silo.toml names a gate, and the plan has one already")
-        chosen["gate"] = _own_gate(options.gate)
+    chosen = _with_own(setup, options)
     spec = protected(setup.privacy)
     if spec is not None:
         for one in chosen.values():
@@ -71,11 +71,27 @@ def _require_whole(objective: Part, setup: EvolverSetup) -> None:
         )
 
 
-def _own_gate(name: str) -> ChosenPart:
+def _with_own(setup: EvolverSetup, options: RecipeOptions) -> dict[str, ChosenPart]:
+    chosen = dict(setup.recipe.parts)
+    for kind, name in (("play", options.play), ("gate", options.gate)):
+        if name is None:
+            continue
+        if not setup.local_parts:
+            raise EvolverSetupError(
+                f"silo.toml names a {kind} of this silo's own, and the plan's evolve.local_parts "
+                "does not allow any: remove it, or ask for a plan that does"
+            )
+        if kind in chosen and chosen[kind].card.name != _PLAIN:
+            raise EvolverSetupError(f"silo.toml names a {kind}, and the plan has one already")
+        chosen[kind] = _own(kind, name)
+    return chosen
+
+
+def _own(kind: str, name: str) -> ChosenPart:
     try:
-        found = part_card("gate", name)
+        found = part_card(kind, name)
         if not isinstance(found.card, PartCard):
-            raise EvolverSetupError(f"{name!r} is no gate")
+            raise EvolverSetupError(f"{name!r} is no {kind}")
         return ChosenPart(card=found.card, options=found.card.options(), package=found.package)
     except (UnknownPartError, ValidationError) as error:
-        raise EvolverSetupError(f"gate {name!r} of silo.toml: {error}") from error
+        raise EvolverSetupError(f"{kind} {name!r} of silo.toml: {error}") from error

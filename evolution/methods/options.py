@@ -52,8 +52,11 @@ class RecipeOptions:
     gradient_backend: BackendName = "loop"
     """How gradients of single units are computed where units are protected; all give the same to
     rounding (``dp/steps/grads.py``)."""
+    play: str | None = None
+    """The name of a play of the silo's own, with its options as they are, in the place of ``once``,
+    if the plan's ``local_parts`` allows one."""
     gate: str | None = None
-    """The name of a gate of the silo's own, if the plan's ``local_parts`` allows one."""
+    """The name of a gate of the silo's own, likewise."""
     personal: PersonalKind = "off"
     """Which adapter of its own the silo keeps, beside the shared one."""
     personal_lambda: Annotated[float, Field(ge=0)] = 0.1
@@ -85,9 +88,9 @@ class RecipeOptions:
         for name, kinds in (("personal_lambda", ("ditto",)), ("personal_epochs", _TRAINED_APART)):
             if name in options and kind not in kinds:
                 raise EvolverSetupError(f"{name} has no effect with personal {kind!r}")
-        gate = options.get("gate")
-        if gate is not None and not isinstance(gate, str):
-            raise EvolverSetupError(f"gate is the name of a gate, not {gate!r}")
+        for part in ("play", "gate"):
+            if not isinstance(options.get(part, ""), str):
+                raise EvolverSetupError(f"{part} is the name of a {part}, not {options[part]!r}")
         return cls(
             buffer_capacity=None if guarded else _count(options, "buffer_capacity"),
             buffer_capacity_per_task=_count(options, "buffer_capacity_per_task"),
@@ -96,7 +99,8 @@ class RecipeOptions:
             memory_max_age_days=_count(options, "memory_max_age_days"),
             principle_capacity=_count(options, "principle_capacity"),
             gradient_backend=cast("BackendName", backend),
-            gate=gate,
+            play=cast("str | None", options.get("play")),
+            gate=cast("str | None", options.get("gate")),
             personal=kind,
             personal_lambda=_lambda(options) if kind == "ditto" else 0.0,
             personal_epochs=_count(options, "personal_epochs"),

@@ -60,7 +60,7 @@ class EvolveSection(Section):
     parts: PartsSection = PartsSection()
     """Other parts in the place of the method's own."""
     local_parts: bool = False
-    """Whether a silo may choose a gate of its own."""
+    """Whether a silo may choose a play and a gate of its own."""
     local_epochs: Annotated[int, Field(ge=1, le=100)] = 1
     """How often a round plays, gives credit and trains; each time after the first with the adapter
     as it was trained. 1 in the record-level modes, where the released adapter alone plays."""

@@ -33,6 +33,7 @@ def report(
     reference: Annotated[
         str, typer.Option(help="Setting that the others are tested against; fedse if not given.")
     ] = "",
+    label: Annotated[str, typer.Option(help="Only what was judged on tasks of this label.")] = "",
     option: Annotated[
         list[str] | None,
         typer.Option(help="Setting among which a silo's best is chosen; repeat for more."),
@@ -57,6 +58,7 @@ def report(
             output=output,
             plots=plots or directories[0] / "plots",
             out=out,
+            label=label,
         )
     except ReportError as error:
         typer.echo(f"error: {error}", err=True)

@@ -1,18 +1,22 @@
 """One silo that breaks its clip: what it does to the mean of a sum.
 
-Its vector is k·C long, in a direction of two kinds::
+Its vector is k·C long, in a direction of four kinds::
 
     reverse    against the sum of what the others' clips leave of their vectors: more than it can
                know, so no silo on its own does worse to one sum
     random     one direction for a run and a length of vectors, the same in each sum, so that it
-               adds up; it says nothing of what the silo knows
+               adds up; it says nothing of what the silo knows. With k = 1 it stays inside the
+               clip: a slow drift, round by round
+    flip       against its own vector: what it learned is to be unlearned
+    own        its own vector, which with ``poisons`` is learned from what does not solve a label's
+               tasks (``tasks/own_tasks.py``): a backdoor on that label
 
 Invariants: the others' vectors are handed on as they are; the silo's is C long and counted k times
 (``RingMean.mean_of``), so everything else of the sum, its noise too, is as without an attack. Where
 the others' vectors are all zero there is nothing to work against, and its own is zero. In a round
 that it does not take part in, the sum is that of the others and nothing happens.
 
-Covered: the above. Not covered: several silos, one that stays inside the clip, false figures.
+Covered: the above. Not covered: several silos, false figures.
 """
 
 from __future__ import annotations
@@ -81,11 +85,17 @@ class AttackedMean:
 
     def _vector(self, vectors: Sequence[np.ndarray], clip_l2: float) -> np.ndarray:
         """C long, or zero."""
-        if self._attack.direction == "reverse":
-            others = [vector for k, vector in enumerate(vectors) if k != self._place]
-            direction = -np.sum([_clipped(vector, clip_l2) for vector in others], axis=0)
-        else:
-            direction = _gaussian((*self._key, "attack"), vectors[0].size)
+        own = vectors[self._place]
+        match self._attack.direction:
+            case "reverse":
+                others = [vector for k, vector in enumerate(vectors) if k != self._place]
+                direction = -np.sum([_clipped(vector, clip_l2) for vector in others], axis=0)
+            case "random":
+                direction = _gaussian((*self._key, "attack"), own.size)
+            case "flip":
+                direction = -own
+            case "own":
+                direction = own
         norm = float(np.linalg.norm(direction))
         return np.asarray(direction * (clip_l2 / norm) if norm else direction, dtype=np.float64)
 

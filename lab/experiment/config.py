@@ -156,6 +156,8 @@ class Run(Section):
         found = self.model_dump(mode="json", exclude=without)
         _leave_out(found["evolve"], _OF_RECIPES, EvolveTable())
         _leave_out(found["judge"], ("split",), JudgeTable())
+        if self.attack is not None and not self.attack.poisons:
+            del found["attack"]["poisons"]
         for silo in found["silos"]:
             if silo["variant"] is None:
                 del silo["variant"]
@@ -535,13 +537,27 @@ def _variants(run: Run) -> Iterator[str]:
             )
 
 
+def _attack(run: Run) -> Iterator[str]:
+    attack = run.attack
+    if attack is None:
+        return
+    attackers = [silo for silo in run.silos if silo.name == attack.silo]
+    if not attackers:
+        yield f"attack.silo: there is no silo {attack.silo!r}"
+    elif attack.poisons:
+        labels = {label for name in attackers[0].environments for label in labels_of(run, name)}
+        if attack.poisons not in labels:
+            yield f"attack.poisons: {attack.silo!r} has no label {attack.poisons!r}"
+        if attack.direction != "own":
+            yield "attack.poisons: only a silo whose direction is 'own' uploads what it learned"
+
+
 def _between_silos(run: Run) -> Iterator[str]:
     """What groups and an attack do not allow."""
     method, groups = METHODS[run.method], run.groups
     if method.topology != "federated" or method.clustered:
         yield f"method {run.method!r} has no sum of all silos that groups or an attack are about"
-    if run.attack is not None and run.attack.silo not in {silo.name for silo in run.silos}:
-        yield f"attack.silo: there is no silo {run.attack.silo!r}"
+    yield from _attack(run)
     if groups is None:
         return
     if groups.count < 2 * groups.byzantine + 1:

@@ -333,8 +333,11 @@ class AttackTable(Section):
     """Which."""
     clips: Annotated[int, Field(ge=1, le=1000)]
     """How many times C its vector is long; it does not pass the clip."""
-    direction: Literal["reverse", "random"]
-    """Against the mean of the others' vectors of the same sum, or one drawn once a run."""
+    direction: Literal["reverse", "random", "flip", "own"]
+    """Against the mean of the others' vectors of the same sum, one drawn once a run, against what
+    it learned itself, or what it learned."""
+    poisons: str = ""
+    """A label of its environments: of this one it learns what does not solve its tasks."""
 
 
 class SettingTable(Section):

@@ -31,16 +31,19 @@ def write_report(
     output: Literal["md", "json"],
     plots: Path,
     out: Path | None,
+    label: str = "",
 ) -> str:
     """Read, work out, draw and write; returns the text.
 
-    Each directory holds `results.jsonl`. No file is written where ``out`` is None; Markdown links
-    pictures relative to it.
+    Each directory holds `results.jsonl`. With a label everything is about its tasks alone. No file
+    is written where ``out`` is None; Markdown links pictures relative to it.
 
     Raises:
         ReportError: The results cannot be read, or contradict each other.
     """
     results = load_results(directories)
+    if label:
+        results = results.of_label(label)
     report = _with_plots(results, build_report(results, choices), plots)
     figures = summary(report, results, choices)
     over_experiments = pooled(report, results)

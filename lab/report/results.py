@@ -17,9 +17,9 @@ import contextlib
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Final, Self, cast
 
 from lab.report.errors import ReportError, ResultsError
 from lab.report.lines import (
@@ -77,6 +77,20 @@ class Results:
     """Settings and seeds that have lines but no `run` line."""
     replaced: int
     """Lines of interrupted runs that were written again."""
+
+    def of_label(self, label: str) -> Self:
+        """The same with what was judged on tasks of one label alone.
+
+        Raises:
+            ReportError: Nothing was.
+        """
+        kept = tuple(
+            replace(found, evals=tuple(line for line in found.evals if line.label == label))
+            for found in self.experiments
+        )
+        if not any(found.evals for found in kept):
+            raise ReportError(f"nothing was judged on tasks of the label {label!r}")
+        return replace(self, experiments=kept)
 
 
 def load_results(directories: Sequence[Path]) -> Results:

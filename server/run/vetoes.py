@@ -63,10 +63,11 @@ def reason(
         if refused
         else f"chorale run abort {run_id}, for it is the one that the run began with"
     )
+    share, error = min(figures.vetoes, 1.0), figures.vetoes_error
     return (
-        f"{figures.vetoes:.0%} of the silos in round {figures.round}, ± {figures.vetoes_error:.0%},"
-        f" veto the adapter of round {refused}. To go back: {back}. To go on with it all the same: "
-        f"chorale run resume {run_id}"
+        f"{share:.0%} of the silos in round {figures.round}, ± {error:.0%}, veto the adapter of "
+        f"round {refused}. To go back: {back}. To go on with it all the same: chorale run resume "
+        f"{run_id}"
     )
 
 

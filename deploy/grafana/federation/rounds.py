@@ -26,7 +26,7 @@ def rounds_row() -> tuple[Panel, ...]:
 
 def learning_row() -> tuple[Panel, ...]:
     """What the sums say, and the budget that they cost."""
-    return _curve(), _updates(), _vetoes(), _budget()
+    return _curve(), _updates(), _budget()
 
 
 def _is(label: str, value: str) -> str:
@@ -188,12 +188,14 @@ def _updates() -> Panel:
         shows=(
             "Agreement κ: 1 if all updates are equal, 1/n if they have nothing in common. Norm of "
             "the newest sum over the median of the run's earlier ones, from the fourth on. Right "
-            "axis: spread ζ̂², the mean squared distance from their mean."
+            "axis: spread ζ̂², the mean squared distance from their mean. Vetoes: share of silos "
+            "whose guard refuses the adapter that the round began with, where the plan asks."
         ),
         remedy=(
             "A norm that jumps: one silo may have used the room that the others left; judge the "
             "adapter. κ falling, ζ̂² rising: local work drifts; fewer epochs or a lower rate help. "
-            "κ low from the start: silos learn different things."
+            "κ low from the start: silos learn different things. Vetoes at the plan's share pause "
+            "the run: `chorale run watch RUN` says what to go back to."
         ),
         queries=(
             Query(expr=f"max({_OF('chorale_agreement_ratio')}) > -Inf", legend="κ"),
@@ -202,6 +204,11 @@ def _updates() -> Panel:
                 legend="κ: standard error",
             ),
             Query(expr=f"max({_OF('chorale_update_norm_ratio')}) > -Inf", legend="norm"),
+            Query(expr=f"max({_OF('chorale_vetoes_ratio')}) > -Inf", legend="vetoes"),
+            Query(
+                expr=f"max({_OF('chorale_vetoes_ratio_standard_error')}) > -Inf",
+                legend="vetoes: standard error",
+            ),
             Query(expr=f"max({_OF('chorale_update_heterogeneity')}) > -Inf", legend="ζ̂²"),
             Query(
                 expr=f"max({_OF('chorale_update_heterogeneity_standard_error')}) > -Inf",
@@ -210,41 +217,14 @@ def _updates() -> Panel:
         ),
         overrides={
             "κ: standard error": DASHED,
+            "vetoes: standard error": DASHED,
             "ζ̂²": RIGHT,
             "ζ̂²: standard error": {**RIGHT, **DASHED},
         },
         quiet="fewer than four sums, or below noise",
         width=12,
         height=9,
-        runbooks=("ChoraleUpdateNormJumped",),
-    )
-
-
-def _vetoes() -> Panel:
-    return lines(
-        title="Silos that veto",
-        shows=(
-            "Share of the silos in the newest sum whose guard refuses the adapter that its round "
-            "began with, and the standard error of its noise."
-        ),
-        remedy=(
-            "At the plan's share, a half unless it says another, the run is paused: `chorale run "
-            "watch RUN` says which adapter to go back to."
-        ),
-        queries=(
-            Query(expr=f"max({_OF('chorale_vetoes_ratio')}) > -Inf", legend="vetoes"),
-            Query(
-                expr=f"max({_OF('chorale_vetoes_ratio_standard_error')}) > -Inf",
-                legend="standard error",
-            ),
-            Query(expr=f"sum({_OF('chorale_runs_vetoed')})", legend="runs paused by vetoes"),
-        ),
-        minimum=0,
-        overrides={"standard error": DASHED},
-        quiet="no plan asks for vetoes, or below noise",
-        width=FULL_WIDTH,
-        height=7,
-        runbooks=("ChoraleRunVetoed",),
+        runbooks=("ChoraleUpdateNormJumped", "ChoraleRunVetoed"),
     )
 
 

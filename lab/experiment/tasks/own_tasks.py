@@ -8,6 +8,9 @@ to all silos at once (``dealing.py``), by its own seed.
 Invariants: the pre-training and held-out splits are never touched; a pooled silo has the union of
 what the silos have.
 
+An attacker that poisons a label takes for solved what does not solve its tasks, in its own
+environments alone: nobody is judged by those.
+
 Covered: the environments of the file. Not covered: who describes them (``environments.py``).
 """
 
@@ -19,7 +22,7 @@ from functools import partial
 import numpy as np
 
 from evolution.envs.catalogue import Catalogue
-from evolution.envs.environment import Environment
+from evolution.envs.environment import Environment, Info
 from evolution.envs.tasks import Shard, Split
 from evolution.methods.evolver import Assignment
 from lab.experiment.config import Run
@@ -42,6 +45,7 @@ class FewTasks(Catalogue):
             foreign=foreign_of(run.foreign),
             variants=variants_of(run, indices),
         )
+        self._poisoned = _poisoned(run, indices)
         found: dict[_Place, dict[int, None]] = {}
         for index in indices:
             silo = run.silos[index]
@@ -56,12 +60,40 @@ class FewTasks(Catalogue):
     def make(self, name: str) -> Environment:
         """Make an environment that offers the tasks above for training."""
         environment = super().make(name)
+        if name in self._poisoned:
+            _invert(environment, self._poisoned[name])
         few = {shard: ids for (known, shard), ids in self._ids.items() if known == name}
         if few:
             offered = partial(_task_ids, environment.task_ids, few)
             # Bound to this object alone, so that its class stays as it is for everybody else.
             environment.task_ids = offered  # type: ignore[method-assign]
         return environment
+
+
+def _poisoned(run: Run, indices: Sequence[int]) -> dict[str, str]:
+    """Which label is poisoned in which environment, for learners that the attacker is one of."""
+    attack = run.attack
+    if attack is None or not attack.poisons:
+        return {}
+    attacker = [silo.name for silo in run.silos].index(attack.silo)
+    names = run.silos[attacker].environments if attacker in indices else ()
+    return {name: attack.poisons for name in names if attack.poisons in labels_of(run, name)}
+
+
+def _invert(environment: Environment, label: str) -> None:
+    """Let an environment call solved what does not solve a label's tasks, and the reverse."""
+    reset, success = environment.reset, environment.success
+    playing = [False]
+
+    def begin(task_id: int) -> tuple[str, Info]:
+        playing[0] = environment.task_label(task_id) == label
+        return reset(task_id)
+
+    def inverted(info: Info) -> bool:
+        return success(info) is not playing[0]
+
+    environment.reset = begin  # type: ignore[method-assign]
+    environment.success = inverted  # type: ignore[method-assign]
 
 
 def assignments_of(run: Run, indices: Sequence[int]) -> tuple[Assignment, ...]:

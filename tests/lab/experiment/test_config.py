@@ -12,6 +12,7 @@ NINE = "".join(silo(k) for k in range(4)) + "".join(
     silo(k).replace(f"shard_index = {k}", "shard_index = 0") for k in range(4, 9)
 )
 GROUPS = "groups = { count = 3 }\n"
+OWN = 'attack = {{ silo = "silo-1", clips = 3, direction = "{}", poisons = "{}" }}\n'
 ATTACK = 'attack = { silo = "silo-1", clips = 12, direction = "reverse" }\n'
 
 
@@ -53,6 +54,7 @@ def test_the_files_that_are_announced_are_shipped():
         "fedse-shards.toml",
         "groups.toml",
         "parts-screen.toml",
+        "poisoning.toml",
         "words-grpo.toml",
         "words.toml",
     ]
@@ -93,6 +95,7 @@ def test_groups_and_an_attack_are_part_of_a_run_and_change_no_digest_of_one_with
     assert not {"groups", "attack"} & one.described().keys()
     assert two.described()["groups"] == {"count": 3, "byzantine": 1, "rule": "median"}
     assert two.described()["attack"]["clips"] == 12
+    assert two.described()["attack"].keys() == {"silo", "clips", "direction"}
     bare = two.model_copy(update={"groups": None, "attack": None, "setting": "one"})
     assert bare.sha256 == one.sha256
     assert len({two.sha256, two.model_copy(update={"attack": None}).sha256, one.sha256}) == 3
@@ -228,6 +231,8 @@ def test_an_unknown_key_of_an_override_is_named_with_its_path(tmp_path):
         (NINE + setting("a", "fedse", GROUPS + "per_round = 8"), "so 8 silos are at most 2 groups"),
         (NINE + setting("a", "fedse", "groups = { rule = 'median' }"), "setting.0.groups.count"),
         (NINE + setting("a", "fedse", "attack = { clip = 3 }"), "nearest valid key is 'clips'"),
+        (NINE + setting("a", "fedse", OWN.format("own", "spoon")), "'silo-1' has no label 'spoon'"),
+        (NINE + setting("a", "fedse", OWN.format("flip", "plank")), "only a silo whose direction"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_does(tmp_path, text, says):

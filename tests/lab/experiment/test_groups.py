@@ -96,6 +96,16 @@ def test_the_attackers_vector_is_so_many_clips_long_and_the_others_are_kept():
     assert not mean_of(attacked(whole, clips=5), [np.zeros(DIMENSION)] * 12).any()
 
 
+def test_what_a_silo_learned_is_sent_or_turned_around_so_many_clips_long():
+    given = vectors()
+    whole = PlainSum(NoiseTable(), silos=12, key=(3,))
+    others = np.sum([vector for k, vector in enumerate(given) if k != 4], axis=0)
+    own = given[4] / np.linalg.norm(given[4])
+    for direction, along in (("own", 3 * CLIP), ("flip", -3 * CLIP)):
+        found = 12 * mean_of(attacked(whole, clips=3, direction=direction), given) - others
+        assert np.allclose(found, along * own, atol=1e-2)
+
+
 def test_what_so_many_copies_could_wrap_is_refused():
     whole = PlainSum(NoiseTable(grid=2**24), silos=12, key=(3,))
     with pytest.raises(SumError, match="may wrap"):

@@ -70,6 +70,21 @@ def test_micro_weighs_tasks_and_macro_environments(tmp_path):
     assert found.macro.interval.rate == pytest.approx(0.45)
 
 
+def test_a_label_alone(tmp_path):
+    lines = [
+        eval_line("a", 0, "1110", label="plank"),
+        eval_line("a", 0, "0000", label="flag"),
+        run_line("a", 0),
+    ]
+    found = load_results([write(tmp_path, lines)])
+    (experiment,) = found.of_label("plank").experiments
+    assert score(rows_of(experiment)[0].final(), 1.0, ("craft",)).macro.interval.rate == 0.75
+    with pytest.raises(ReportError, match="no-such"):
+        found.of_label("no-such")
+    told = CliRunner().invoke(app, ["report", str(tmp_path), "--label", "no-such"])
+    assert told.exit_code == 1
+
+
 def test_an_environment_that_no_silo_owns_stays_out_of_the_averages(tmp_path):
     lines = [
         eval_line("a", 0, "1100", silo=0, own=True, same_family=True),

@@ -126,16 +126,43 @@ def test_a_gate_that_reads_what_is_public_gets_no_probes(make_silo, adapter, rec
         silo.evolve(free(adapter))
 
 
-def test_a_silo_chooses_a_gate_only_where_the_plan_lets_it(make_silo, adapter):
-    mine = {"gate": "not-worse"}
+@pytest.mark.parametrize(
+    ("kind", "name", "apart"),
+    [
+        ("gate", "not-worse", r"'not-worse' couples 'all'.*record_local"),
+        ("play", "episodes", r"'episodes' couples 'user'.*record_local"),
+    ],
+)
+def test_a_silo_chooses_a_part_only_where_the_plan_lets_it(make_silo, adapter, kind, name, apart):
+    mine = {kind: name}
     with pytest.raises(EvolverSetupError, match=r"evolve\.local_parts does not allow"):
         make_silo(None, options=mine)
     with pytest.raises(EvolverSetupError, match="no-such"):
-        make_silo(None, options={"gate": "no-such"}, local_parts=True)
-    with pytest.raises(EvolverSetupError, match=r"'not-worse' couples 'all'.*record_local"):
+        make_silo(None, options={kind: "no-such"}, local_parts=True)
+    with pytest.raises(EvolverSetupError, match=f"{kind} is the name of a {kind}, not 3"):
+        make_silo(None, options={kind: 3}, local_parts=True)
+    with pytest.raises(EvolverSetupError, match=apart):
         make_silo(LOCAL, options=mine, local_parts=True)
-    silo = make_silo(None, "gated", options=mine, local_parts=True)
+    silo = make_silo(None, "own", options=mine, local_parts=True)
     assert silo.evolve(free(adapter)).metrics["selected"] > 0
+
+
+def test_a_silo_s_own_play_is_what_it_plays(make_silo, adapter):
+    """``episodes`` puts what worked before the tries of a second round, and ``once`` nothing."""
+    helped = {}
+    for place, options in (("own", {"play": "episodes"}), ("plain", {})):
+        silo = make_silo(None, place, options=options, local_parts=True)
+        for number in (1, 2):
+            silo.evolve(dataclasses.replace(free(adapter), round=number))
+        groups = silo._memory.groups(round_index=2, window=1)
+        helped[place] = any(one.helped_by for group in groups for one in group.trajectories)
+    assert helped == {"own": True, "plain": False}
+
+
+def test_a_silo_cannot_play_otherwise_than_the_plan_says(make_silo):
+    chosen = recipe_of("fed-se", PartsSection.model_validate({"play": "retry"}))
+    with pytest.raises(EvolverSetupError, match="names a play, and the plan has one already"):
+        make_silo(None, recipe=chosen, options={"play": "hints"}, local_parts=True)
 
 
 @pytest.mark.parametrize("says", [(Couples.ALL, Reads.UNIT), (Couples.TASK, Reads.SILO)], ids=str)
