@@ -54,6 +54,7 @@ ENVIRONMENTS: MappingProxyType[str, str] = MappingProxyType(
         "craft": "evolution.envs.builtin.craft:Craft",
         "desk": "evolution.envs.builtin.desk.desk:Desk",
         "desk-long": "evolution.envs.builtin.desk.desk:LongDesk",
+        "keeper": "evolution.envs.builtin.keeper:Keeper",
         "market": "evolution.envs.builtin.shop.market:Market",
         "maze": "evolution.envs.builtin.maze:Maze",
         "shop": "evolution.envs.builtin.shop.shop:Shop",

@@ -370,6 +370,15 @@ PARTS: Final[Mapping[str, PartCard]] = MappingProxyType(
             ),
             PartCard(
                 kind="credit",
+                name="winning-side",
+                code="evolution.parts.credits.winning_side:WinningSide",
+                says="of a game of two sides the turn that won, also where it made the other break "
+                "a rule (Self-RedTeam)",
+                couples=Couples.TASK,
+                reads=Reads.UNIT,
+            ),
+            PartCard(
+                kind="credit",
                 name="distinct",
                 code="evolution.parts.credits.distinct:Distinct",
                 says="a success for each way to succeed, the shortest, and not too many of a task",

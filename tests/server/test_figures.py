@@ -35,6 +35,8 @@ def test_every_field_survives():
         heterogeneity_error=0.0625,
         silo_norm_sq=2.25,
         silo_norm_sq_error=0.375,
+        vetoes=0.5,
+        vetoes_error=0.0625,
         outcome="aggregated",
         adapter_sha256=bytes(range(32)),
         restored_round=2,
@@ -47,7 +49,7 @@ def test_every_field_survives():
     assert again == figures
     assert type(again.phase) is Phase
     assert type(again.halves[0].verdict) is HalfVerdict
-    assert len(fields(RoundFigures)) == 23
+    assert len(fields(RoundFigures)) == 25
 
 
 def test_figures_of_a_version_without_steps_are_of_step_0():

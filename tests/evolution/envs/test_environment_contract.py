@@ -33,6 +33,7 @@ EXPERT_SOLVES = {
     "craft": 1.0,
     "desk": 1.0,
     "desk-long": 1.0,
+    "keeper": 1.0,
     "market": 1.0,
     "maze": 1.0,
     "shop": 1.0,
@@ -165,7 +166,8 @@ def test_nonsense_is_answered_not_echoed(environment):
 def test_what_cannot_be_read_is_an_invalid_action(environment):
     for task_id in environment.task_ids(Split.TRAIN)[:4]:
         environment.reset(task_id)
-        for action in NONSENSE[: environment.max_steps]:
+        # A keeper and its visitor read any words.
+        for action in NONSENSE[: 1 if environment.name == "keeper" else environment.max_steps]:
             assert environment.step(action)[4]["valid"] is False
 
 
@@ -200,7 +202,7 @@ def test_an_action_that_is_only_impossible_is_not_invalid(environment):
 
 def test_every_admissible_action_is_possible_and_read(environment):
     if not isinstance(environment, SaysAdmissible):
-        assert environment.name in {"market", "shop", "temptation", "words"}, (
+        assert environment.name in {"keeper", "market", "shop", "temptation", "words"}, (
             "anything may be searched for, and said"
         )
         return
