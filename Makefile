@@ -292,6 +292,11 @@ test-journey: setup
 time-to-page: setup
 	$(BIN)/pytest tests/system/integration/faults/test_time_to_page.py -m long -s --timeout 1500 $(TEST_ARGS)
 
+.PHONY: test-guard
+# Guards in real federations: a broken rule, a drift, a rollback; five honest runs of ten rounds without an alarm: 25 minutes.
+test-guard: setup
+	GUARD_SEEDS=5 $(BIN)/pytest tests/system/integration/rounds/test_guarded_runs.py -m long --timeout 1500 $(TEST_ARGS)
+
 .PHONY: test-chaos
 # kill -9 at every phase, on SQLite and PostgreSQL, with a standby: 8 to 20 minutes on two cores; the matrix.
 test-chaos: setup

@@ -584,6 +584,7 @@ environments = []
 
 # Judge every adopted adapter on held-out tasks when a plan asks for it.
 evaluate = true
+# Judge it on probes of this site's own before its server reads it: [guard], docs/guard.md.
 
 # Threads of the learning framework.
 threads = 1

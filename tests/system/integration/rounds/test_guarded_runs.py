@@ -38,6 +38,8 @@ class Errands(Temptation):
         return bool(info.get("strayed", False))
 '''
 ROUNDS = 10
+SEEDS = int(os.environ.get("GUARD_SEEDS", "1"))
+"""Of honest runs; `make test-guard` has five."""
 
 
 def plan_toml(environment, *, rounds, server_step, learning_rate=0.02):
@@ -229,7 +231,7 @@ def test_a_federation_that_drifts_is_stopped_before_the_threshold(loopback):
         assert served_round(loopback, silo_id) == first[silo_id]["round"] - 1
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_ten_honest_rounds_raise_no_alarm(loopback, seed):
     run_id = begun(loopback, "craft", seed=seed)
     status = watched(loopback, run_id, until_state="paused")
