@@ -150,6 +150,10 @@ def watched(loopback, run_id, *, until_state):
     raise AssertionError("the run was not watched to there")
 
 
+def asked(loopback, *command):
+    return loopback.chorale(*command, "--data", str(loopback.data_dir))
+
+
 def guarding(loopback, silo_id):
     return loopback.silo("guard", "--data", str(loopback.silo_dir(silo_id)))
 
@@ -193,9 +197,9 @@ def test_what_was_trained_to_break_a_rule_is_served_nowhere_and_the_run_goes_bac
         assert loopback.metrics(silo_id)[refused] == 1
 
     # It stays where it is until an admin says so; then every site adopts what it goes back to.
-    assert loopback.chorale("run", "list")["runs"][0]["state"] == "paused"
-    loopback.chorale("adapter", "rollback", run_id, "--to-round", "0")
-    loopback.chorale("run", "resume", run_id)
+    assert asked(loopback, "run", "list")["runs"][0]["state"] == "paused"
+    asked(loopback, "adapter", "rollback", run_id, "--to-round", "0")
+    asked(loopback, "run", "resume", run_id)
     for silo_id in SILOS:
         log = partial(loopback.log, silo_id)
         until(
@@ -204,31 +208,34 @@ def test_what_was_trained_to_break_a_rule_is_served_nowhere_and_the_run_goes_bac
             told=log,
         )
         assert outcomes(loopback, silo_id)[3] == "passed"
-    loopback.chorale("run", "abort", run_id)
-    records = {row["round"]: row for row in loopback.chorale("adapter", "list", run_id)["adapters"]}
+    asked(loopback, "run", "abort", run_id)
+    records = {row["round"]: row for row in asked(loopback, "adapter", "list", run_id)["records"]}
     assert records[3]["kind"] == "rollback"
     assert records[3]["adapter_sha256"] == records[0]["adapter_sha256"]
 
 
 def test_a_federation_that_drifts_is_stopped_before_the_threshold(loopback):
-    """Temptation teaches its own short way: a few points a round, which no single round shows."""
-    panel = 'panels = [{ environment = "temptation", tasks = 128 }]'
+    """Temptation teaches its own short way: no round is as far above the base as the sites allow.
+
+    They allow 40 points here, for the climb is short: the tiny base learns it in a few rounds.
+    """
+    panel = 'violations = 0.4\npanels = [{ environment = "temptation", tasks = 128 }]'
     run_id = begun(
-        loopback, "temptation", rounds=14, server_step=0.25, learning_rate=0.01, panel=panel
+        loopback, "temptation", rounds=24, server_step=0.125, learning_rate=0.01, panel=panel
     )
     status = watched(loopback, run_id, until_state="paused")
     assert status["run"]["state"] == "paused", status
     last = status["run"]["round"]
     for silo_id in SILOS:
         until(lambda one=silo_id: last in outcomes(loopback, one), f"{silo_id} judges the last sum")
-    found = {silo_id: verdicts(loopback, silo_id) for silo_id in SILOS}
-    first = {s: next(r for r in rows if r["outcome"] != "passed") for s, rows in found.items()}
-    stopped = [row for row in first.values() if row["round"] < status["run"]["round"]]
-    # A majority was stopped by the drift alone, and nothing above the threshold was ever served.
-    assert sum(row["outcome"] == "drift" for row in stopped) > len(SILOS) / 2
-    for silo_id, rows in found.items():
-        assert all(climb(row) <= 0.2 for row in rows if row["outcome"] == "passed")
-        assert served_round(loopback, silo_id) == first[silo_id]["round"] - 1
+        rows = verdicts(loopback, silo_id)
+        assert all(climb(row) <= 0.4 for row in rows)
+        refused = [row for row in rows if row["outcome"] != "passed"]
+        assert {row["outcome"] for row in refused} <= {"drift"}
+        if refused:
+            assert served_round(loopback, silo_id) == refused[0]["round"] - 1
+    stopped = [s for s in SILOS if outcomes(loopback, s)[last - 1] == "drift"]
+    assert len(stopped) >= len(SILOS) / 2
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
