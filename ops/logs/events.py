@@ -202,6 +202,7 @@ _SILO: Final = {
     "gradients_failed": ("contributes",),
     "guard_failed": ("run", "round", "reason"),
     "guard_not_served": ("reason",),
+    "guard_vetoes": ("run", "adapter"),
     "guard_verdict": ("run", "round", "adapter", "outcome"),
     "harness_ended": ("environment", "error", "counts_as"),
     "hardware": ("plan", "machine", "chose"),

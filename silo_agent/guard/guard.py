@@ -124,11 +124,14 @@ class Guard:
         if plan.vetoes is None:
             return False
         newest = next((v for v in reversed(self._verdicts) if v.run == record.run_id), None)
-        return (
-            newest is not None
-            and newest.adapter_sha256 == record.adapter_sha256.hex()
-            and newest.outcome not in {Outcome.PASSED, Outcome.FAILED}
-        )
+        if (
+            newest is None
+            or newest.adapter_sha256 != record.adapter_sha256.hex()
+            or newest.outcome in {Outcome.PASSED, Outcome.FAILED}
+        ):
+            return False
+        log.warning("guard_vetoes", run=record.run_id, adapter=newest.adapter_sha256[:12])
+        return True
 
     @spanned("guard")
     def judge(self, method: Callable[[], Evolver], head: Head, plan: Plan) -> None:

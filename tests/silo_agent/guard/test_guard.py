@@ -231,7 +231,7 @@ def contributed(site, plan, head):
     return bool(worked), said, done.take()
 
 
-def test_where_the_plan_asks_a_refused_adapter_is_vetoed_and_not_worked_with(made):
+def test_where_the_plan_asks_a_refused_adapter_is_vetoed_and_not_worked_with(made, capsys):
     site = made()
     site.adopt(honest := site.head(1))
     worked, said, delta = contributed(site, ASKED, honest)
@@ -245,6 +245,7 @@ def test_where_the_plan_asks_a_refused_adapter_is_vetoed_and_not_worked_with(mad
     )  # fmt: skip
     assert not delta.any()
     assert site.silo.errors() == 0
+    assert "adapter=" in lines(capsys, "guard_vetoes")[0]
 
     # It is of that adapter alone; and what could not be judged is no reason.
     site.adopt(back := site.head(3, restored=1))
