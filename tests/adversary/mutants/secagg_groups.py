@@ -14,6 +14,7 @@ _DRAWN = "tests/federation/chain/test_groups.py::"
 _POLICY = "tests/silo_agent/policy/test_policy.py::"
 _RUNS = "tests/server/run/test_groups.py::"
 _HALVES = "tests/server/run/test_bisections.py::"
+_VETOES = "tests/server/run/test_vetoes.py::"
 
 MUTANTS = (
     Mutant(
@@ -79,8 +80,16 @@ MUTANTS = (
         name="bisected-and-gone-on",
         disables="the pause after a round whose halves nobody has read",
         file=DRIVER,
-        old="        self.pausing |= figures.outcome == BISECTED\n",
+        old="        self.pausing |= self._rests_after(figures)\n",
         new="",
         tests=(_HALVES + "test_who_ruins_sums_is_found_and_nothing_of_the_halves_is_adopted",),
+    ),
+    Mutant(
+        name="vetoed-and-gone-on",
+        disables="the pause after a round in which most silos' guards refused the adapter",
+        file=DRIVER,
+        old=" or vetoes.stops(closed, self.plan)\n",
+        new="\n",
+        tests=(_VETOES + "test_the_run_pauses_proposes_and_goes_back_when_an_admin_says_so",),
     ),
 )
