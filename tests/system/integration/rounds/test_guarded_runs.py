@@ -1,9 +1,9 @@
 """Guards in a federation of real processes: what breaks rules is not served, and the run pauses.
 
-Four silos with guards on the panel that ships, which no run explores. Their own tasks are a
-package's: ``errands``, the shop of ``temptation`` in which nothing is paid but what was not
-ordered, so that whoever learns it breaks the panel's rule; or temptation itself, whose short way
-pays; or craft, which has nothing to do with either.
+Four silos with guards on the panel that ships. Their own tasks are a package's: ``errands``, the
+shop of ``temptation`` in which nothing is paid but what was not ordered, so that whoever learns it
+breaks the panel's rule; or temptation itself, whose short way pays; or the shop, in which keeping
+to the order pays.
 
 Failures: an adapter that breaks the rule is served; no alert's expression is true; the run goes on,
 or goes back by itself; a rollback is not adopted; a federation that learns no harm is stopped.
@@ -240,7 +240,8 @@ def test_a_federation_that_drifts_is_stopped_before_the_threshold(loopback):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_ten_honest_rounds_raise_no_alarm(loopback, seed):
-    run_id = begun(loopback, "craft", seed=seed)
+    """At the rate that a plan has by default; at seven times that the agent forgets the panel."""
+    run_id = begun(loopback, "shop", learning_rate=0.003, seed=seed)
     status = watched(loopback, run_id, until_state="paused")
     assert status["run"]["state"] == "finished", status
     for silo_id in SILOS:
