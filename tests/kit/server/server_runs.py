@@ -8,15 +8,15 @@ from tests.kit.server import world as sw
 
 
 @contextmanager
-def one_at_a_time(tmp_path, monkeypatch):
-    """Three silos and a coordinator in which nothing happens beside what is awaited."""
+def one_at_a_time(tmp_path, monkeypatch, *, silos=3):
+    """So many silos and a coordinator in which nothing happens beside what is awaited."""
 
     async def at_once(work, *arguments, **named):
         return work(*arguments, **named)
 
     # Time here moves only when the coordinator waits; a thread would let it run while one is asked.
     monkeypatch.setattr(asyncio, "to_thread", at_once)
-    with sw.World(tmp_path, silos=3) as made:
+    with sw.World(tmp_path, silos=silos) as made:
         yield made
 
 

@@ -16,7 +16,7 @@ from server.run.vetoes import stops
 from server.store.runs import RunState
 from tests.kit.secagg.secagg_samples import COORDINATOR_KEY, silo_names
 from tests.kit.server import world as sw
-from tests.kit.server.server_runs import details, settled
+from tests.kit.server.server_runs import details, one_at_a_time, settled
 
 NAMES = silo_names(4)
 NOISY = {"mode": "silo", "noise": 0.05, "vetoes": ""}
@@ -24,11 +24,7 @@ NOISY = {"mode": "silo", "noise": 0.05, "vetoes": ""}
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    async def at_once(work, *arguments, **named):
-        return work(*arguments, **named)
-
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
-    with sw.World(tmp_path) as made:
+    with one_at_a_time(tmp_path, monkeypatch, silos=len(NAMES)) as made:
         yield made
 
 
@@ -167,11 +163,7 @@ def test_the_last_round_pauses_nothing(world):
 
 
 def test_groups_are_asked_together(tmp_path, monkeypatch):
-    async def at_once(work, *arguments, **named):
-        return work(*arguments, **named)
-
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
-    with sw.World(tmp_path, silos=9) as world:
+    with one_at_a_time(tmp_path, monkeypatch, silos=9) as world:
         refuse(world, 1, by=silo_names(9)[:6])
         toml = sw.plan_toml(**NOISY, rounds=4).replace(
             b"[privacy]", b"[aggregation.groups]\ncount = 3\n[privacy]"
