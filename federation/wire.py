@@ -50,6 +50,7 @@ def round_task_to_proto(task: RoundTask) -> pb.RoundTask:
         adapter_sha256=task.adapter_sha256,
         ready_deadline_unix_s=task.ready_deadline_unix_s,
         invited=task.invited,
+        local_epochs=task.local_epochs,
         signature=task.signature,
     )
 
@@ -69,6 +70,7 @@ def round_task_from_proto(proto: pb.RoundTask) -> RoundTask:
         adapter_sha256=proto.adapter_sha256,
         ready_deadline_unix_s=proto.ready_deadline_unix_s,
         invited=tuple(proto.invited),
+        local_epochs=proto.local_epochs,
         signature=proto.signature,
     )
 

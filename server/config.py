@@ -78,6 +78,22 @@ def _pages(url: str) -> str:
     return url.rstrip("/")
 
 
+def _endpoint(url: str) -> str:
+    """The base address of an API: no credentials, query or fragment."""
+    found = _pages(url)
+    parts = urlsplit(found)
+    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+        raise ValueError("what the advisor is asked goes over TLS, unless it is on this machine")
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 Address = Annotated[str, AfterValidator(_address)]
 Host = Annotated[str, AfterValidator(require_host)]
 
@@ -176,6 +192,13 @@ class CoordinatorConfig(BaseSettings):
     """Adapters and sums; ``adapters`` in the data directory if unset."""
     adapters_url: str | None = None
     """Adapters and sums in S3-compatible storage instead: ``s3://bucket/prefix``."""
+    advisor_url: Annotated[str, Field(max_length=500), AfterValidator(_endpoint)] | None = None
+    """The base of an OpenAI-compatible endpoint, such as ``https://host/v1``: the advisor of plans
+    whose ``[selection] policy`` is ``advised``. Plain HTTP to loopback alone."""
+    advisor_model: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """What the endpoint calls the model; needed with ``advisor_url``."""
+    advisor_key_file: Path | None = None
+    """Its first line is the endpoint's API key; a relative path is below the data directory."""
     _data_dir: Path = PrivateAttr(default=Path())
 
     @classmethod
@@ -263,6 +286,16 @@ class CoordinatorConfig(BaseSettings):
             if self.ca_passphrase_file is None
             else read_passphrase(self._data_dir / self.ca_passphrase_file)
         )
+
+    def advisor_key(self) -> str | None:
+        """The API key of the advisor's endpoint; None if no file is named.
+
+        Raises:
+            ConfigurationError: The file cannot be read, or its first line is empty.
+        """
+        if self.advisor_key_file is None:
+            return None
+        return read_passphrase(self._data_dir / self.advisor_key_file).decode("ascii", "replace")
 
     @property
     def dial_coordinator(self) -> str:

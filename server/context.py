@@ -27,13 +27,14 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.version import Version
+from server.advisor.endpoint import Endpoint
 from server.audit import AuditLog
 from server.errors import StoreError
 from server.metrics import CoordinatorMetrics
 from server.store import Store
 from server.store.blobs.storage import BlobStorage
 
-__all__ = ["Liveness", "RunContext", "Signal", "keep_noting"]
+__all__ = ["Advisor", "Liveness", "RunContext", "Signal", "keep_noting"]
 
 log = structlog.get_logger(__name__)
 
@@ -133,6 +134,14 @@ async def keep_noting(liveness: Liveness, store: Store) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Advisor:
+    """A model, and where it answers."""
+
+    endpoint: Endpoint
+    model: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunContext:
     """What every run of this coordinator shares."""
 
@@ -146,3 +155,5 @@ class RunContext:
     scratch: Path
     """Directory for accumulators and upload spools."""
     clock: Callable[[], float] = time.time
+    advisor: Advisor | None = None
+    """Whom advised rounds ask; None where none is configured."""

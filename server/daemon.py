@@ -145,6 +145,7 @@ async def _serve(config: CoordinatorConfig, process: _Process) -> None:
             liveness=liveness,
             changed=changed,
             scratch=paths.scratch,
+            advisor=_advisor(config),
         )
     )
     strangers = Strangers(metrics.handshake_failures.inc)
@@ -291,6 +292,23 @@ async def _beside(*loops: Callable[[], Coroutine[Any, Any, None]]) -> AsyncItera
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+
+def _advisor(config: CoordinatorConfig) -> Advisor | None:
+    """Whom advised rounds ask.
+
+    Raises:
+        ConfigurationError: One of url and model is given alone, or the key cannot be read.
+    """
+    if config.advisor_url is None and config.advisor_model is None:
+        return None
+    if config.advisor_url is None or config.advisor_model is None:
+        raise ConfigurationError("advisor_url and advisor_model go together: set both, or neither")
+    key = config.advisor_key()
+    endpoint = Endpoint(
+        config.advisor_url, api_key=None if key is None else SecretStr(key)
+    )
+    return Advisor(endpoint=endpoint, model=config.advisor_model)
 
 
 def _of_probes(error: ProbeError) -> ConfigurationError:

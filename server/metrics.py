@@ -33,7 +33,7 @@ from server.store.dropouts import DropoutRow
 from server.store.runs import ACTIVE, RunState
 from server.store.silos import SiloRow, SiloState, state_of
 
-__all__ = ["CoordinatorMetrics", "RoundOutcome"]
+__all__ = ["AdviceOutcome", "CoordinatorMetrics", "RoundOutcome"]
 
 PHASE_BUCKETS_S: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 ROUND_BUCKETS_S: Final = (10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000)
@@ -47,6 +47,13 @@ ENROLMENT_REASONS: Final = (
     Reason.POSSESSION_UNPROVEN,
     Reason.INTERNAL,
 )
+
+
+class AdviceOutcome(StrEnum):
+    """Who decided an advised round."""
+
+    PROPOSAL = "proposal"
+    FALLBACK = "fallback"
 
 
 class RoundOutcome(StrEnum):
@@ -244,6 +251,18 @@ class CoordinatorMetrics:
             buckets=ROUND_BUCKETS_S,
             registry=reg,
         )
+        self.advice = Counter(
+            "chorale_advice",
+            "Rounds of advised plans, by whether a proposal was taken or the fallback decided.",
+            ["outcome"],
+            registry=reg,
+        )
+        self.advice_seconds = Counter(
+            "chorale_advice_seconds", "Time that rounds waited for the advisor.", registry=reg
+        )
+        self.advice_tokens = Counter(
+            "chorale_advice_tokens", "Tokens of requests to the advisor and its answers.", registry=reg
+        )
         self.stalled_since = Gauge(
             "chorale_run_stalled_since_timestamp_seconds",
             "When the phase under way missed its first deadline, 0 while it moves.",
@@ -336,6 +355,8 @@ class CoordinatorMetrics:
             self.update_norm_ratio,
         ):
             gauge.set(math.nan)
+        for advised in AdviceOutcome:
+            self.advice.labels(outcome=advised.value)
         for kind in ("read", "write"):
             self.store_seconds.labels(kind=kind)
         for outcome in RoundOutcome:
@@ -382,6 +403,12 @@ class CoordinatorMetrics:
         self.rounds.labels(outcome=RoundOutcome(outcome).value).inc()
         if outcome != RoundOutcome.ROLLBACK:
             self.round_duration.observe(duration_s)
+
+    def observe_advice(self, outcome: AdviceOutcome, *, seconds: float, tokens: int) -> None:
+        """Count what an advised round came to, and what asking cost."""
+        self.advice.labels(outcome=outcome.value).inc()
+        self.advice_seconds.inc(seconds)
+        self.advice_tokens.inc(tokens)
 
     def observe_transaction(self, writes: bool, waited_s: float, took_s: float) -> None:  # noqa: FBT001 - a callback
         """Count a transaction of the database that ended; called from any thread."""

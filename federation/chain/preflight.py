@@ -94,6 +94,7 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "disk": f"{_NOT_ALLOWED} so much space on disk",
         "task_base_model": "the task names another base model than its plan",
         "task_round": "the task is for a round or step that its plan does not have",
+        "task_epochs": "the task moves local epochs out of its plan's range",
         "schedule": OUTSIDE_HOURS,
         "task_deadline": CLOCKS_DISAGREE,
         "after_none": f"{_NOT_ALLOWED} noise after an upload without any",

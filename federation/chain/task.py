@@ -24,6 +24,10 @@ from secagg.errors import MalformedMessageError
 
 TASK_DOMAIN: Final = "chorale/v1/round-task"
 INVITING_TASK_DOMAIN: Final = "chorale/v2/round-task"
+MOVED_TASK_DOMAIN: Final = "chorale/v3/round-task"
+
+MAX_LOCAL_EPOCHS: Final = 100
+"""As in a plan."""
 
 SURVIVORS_ALREADY_SIGNED: Final = "survivors_already_signed"
 """Public reason of a silo that signed R3 of an earlier attempt of the round."""
@@ -62,6 +66,8 @@ class RoundTask:
     """The step of the round; the record before it is the head that this task starts from."""
     invited: tuple[str, ...] = ()
     """From protocol 3 on: the silos that may take part, in ascending order; nobody else does."""
+    local_epochs: int = 0
+    """Where the plan's ranges let a round move them, how often its silos play and train; else 0."""
     signature: bytes = b""
     """Of the coordinator; empty until signed."""
 
@@ -83,6 +89,9 @@ class RoundTask:
                 bounds.require_silo_id(silo_id, "task invited silo")
             if not bounds.is_strictly_sorted(self.invited):
                 raise ChainError("the silos that a task invites are not in ascending order")
+            bounds.require_integer(self.local_epochs, 0, MAX_LOCAL_EPOCHS, "task local_epochs")
+            if self.local_epochs and not self.invited:
+                raise ChainError("a task that moves local epochs names whom it invites")
             if self.signature:
                 bounds.require_bytes(self.signature, bounds.SIGNATURE_BYTES, "task signature")
         except MalformedMessageError as error:
@@ -90,8 +99,9 @@ class RoundTask:
 
     def signed_bytes(self) -> bytes:
         """What the coordinator signs."""
+        domain = INVITING_TASK_DOMAIN if self.invited else TASK_DOMAIN
         return canonical.encode(
-            INVITING_TASK_DOMAIN if self.invited else TASK_DOMAIN,
+            MOVED_TASK_DOMAIN if self.local_epochs else domain,
             self.run_id,
             self.round,
             self.step,
@@ -102,6 +112,7 @@ class RoundTask:
             self.adapter_sha256,
             self.ready_deadline_unix_s,
             *((self.invited,) if self.invited else ()),
+            *((self.local_epochs,) if self.local_epochs else ()),
         )
 
     @property

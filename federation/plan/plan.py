@@ -176,11 +176,20 @@ class Plan(Section):
     def longest_ready_s(self) -> int:
         """The latest that a round's ready deadline may be after its task, whatever is chosen."""
         ranges = self.selection.ranges
-        return self.rounds.ready_deadline_s if ranges is None else ranges.ready_deadline_s[1]
+        moves = None if ranges is None else ranges.ready_deadline_s
+        return self.rounds.ready_deadline_s if moves is None else moves[1]
+
+    @property
+    def most_local_epochs(self) -> int:
+        """The most local epochs of a round, whatever is chosen."""
+        ranges = self.selection.ranges
+        moves = None if ranges is None else ranges.local_epochs
+        return self.evolve.local_epochs if moves is None else moves[1]
 
     def asked_of(self, silos: int) -> int:
-        """How many of so many silos a round asks."""
-        return silos if self.selection.count is None else min(silos, self.selection.count)
+        """How many of so many silos a round asks at least, as its plan has it."""
+        fewest = self.selection.fewest
+        return silos if fewest is None else min(silos, fewest)
 
     @property
     def has_figures(self) -> bool:

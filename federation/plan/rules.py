@@ -17,9 +17,10 @@
     evolve.parts             only in modes that their cards allow; a value head of all silos only
                              with a method that takes any tensors
     evolve.local_epochs      one where the released adapter alone may play
-    selection                any policy but 'all' without noise only by a word of the plan, as its
-                             cohorts vary; K silos that can make the sums of a round
-    selection.ranges         around rounds.ready_deadline_s, and later than a ready report may come
+    selection                rounds of fewer than all without noise only by a word of the plan, as
+                             its cohorts vary; K silos that can make the sums of a round
+    selection.ranges         around what the plan has; deadlines later than a ready report may come,
+                             and epochs where not the released adapter alone plays
     evolve.proximal_mu       only where silos train freely: the record-level modes ignore it;
                              and so with evolve.learning_rate_schedule
     step_answer_after_s      only where silos answer steps
@@ -196,11 +197,11 @@ def _groups(plan: Plan) -> Iterator[str]:
 
 
 def _selection(plan: Plan) -> Iterator[str]:
-    section, rounds = plan.selection, plan.rounds
+    section = plan.selection
     if section.policy == "all":
         return
     noiseless = Mode(plan.privacy.mode) is Mode.NONE
-    if noiseless and not section.cohort_may_vary:
+    if noiseless and section.varies and not section.cohort_may_vary:
         yield (
             f"selection.policy: {section.policy!r} asks other silos in each round, and without "
             "noise their sums can be subtracted until single silos show: choose a mode with noise, "
@@ -212,9 +213,18 @@ def _selection(plan: Plan) -> Iterator[str]:
             f"selection.cohort_may_vary: in mode {plan.privacy.mode!r} cohorts vary without this "
             "word: remove this key"
         )
-    yield from _selected(plan)
-    if section.ranges is not None:
-        least, most = section.ranges.ready_deadline_s
+    if section.varies:
+        yield from _selected(plan)
+    yield from _ranges(plan)
+
+
+def _ranges(plan: Plan) -> Iterator[str]:
+    """What a choice may move lies around the plan's own, and is allowed by its mode."""
+    ranges, rounds, mode = plan.selection.ranges, plan.rounds, Mode(plan.privacy.mode)
+    if ranges is None:
+        return
+    if ranges.ready_deadline_s is not None:
+        least, most = ranges.ready_deadline_s
         if not least <= rounds.ready_deadline_s <= most:
             yield (
                 f"selection.ranges.ready_deadline_s: [{least}, {most}] leaves out "
@@ -226,19 +236,33 @@ def _selection(plan: Plan) -> Iterator[str]:
                 f"selection.ranges.ready_deadline_s: rounds.ready_after_s = {rounds.ready_after_s} "
                 f"leaves no time before {least}: raise the least, or lower ready_after_s"
             )
+    if ranges.local_epochs is not None:
+        fewest, most = ranges.local_epochs
+        if not fewest <= plan.evolve.local_epochs <= most:
+            yield (
+                f"selection.ranges.local_epochs: [{fewest}, {most}] leaves out "
+                f"evolve.local_epochs = {plan.evolve.local_epochs}, which holds where a choice says "
+                "nothing: widen it"
+            )
+        if mode in RECORD_MODES:
+            yield (
+                f"selection.ranges.local_epochs: in mode {mode.value!r} the released adapter alone "
+                "may play, once: remove this key"
+            )
 
 
 def _selected(plan: Plan) -> Iterator[str]:
     """Whether K silos are enough for the sums of a round."""
-    count, groups = plan.selection.count or 0, plan.groups
-    n_min = plan.secure_aggregation.n_min
+    section, groups = plan.selection, plan.groups
+    count, n_min = section.fewest or 0, plan.secure_aggregation.n_min
+    key = "selection.count" if count == section.count else "selection.schedule.to"
     least = max(plan.rounds.ready_quorum(n_min), n_min)
     if count >= groups * least:
         return
     each = f" in each of {groups} groups" if groups > 1 else ""
     fewer = ", or fewer groups" if groups > 1 else ""
     yield (
-        f"selection.count: {count} silos are asked, and a round opens with {least} ready ones"
+        f"{key}: {count} silos are asked, and a round opens with {least} ready ones"
         f"{each} (rounds.quorum, n_min + 1 unless set): raise it to {groups * least} or more, or "
         f"lower rounds.quorum and n_min{fewer}"
     )

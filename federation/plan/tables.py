@@ -312,47 +312,145 @@ class RoundsSection(Section):
 class SelectionRangesSection(Section):
     """``[selection.ranges]``: how far a choice may move its round."""
 
-    ready_deadline_s: tuple[Seconds, Seconds]
+    ready_deadline_s: tuple[Seconds, Seconds] | None = None
     """Least and most; a site judges the most. ``rounds.ready_deadline_s`` lies between them, and
-    holds where a choice says nothing else."""
+    holds where a choice says nothing else. It does not move without this key."""
+    local_epochs: (
+        tuple[Annotated[int, Field(ge=1, le=100)], Annotated[int, Field(ge=1, le=100)]] | None
+    ) = None
+    """Least and most; a site judges the most. ``evolve.local_epochs`` lies between them. Not in the
+    record-level modes, where the released adapter alone plays."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        least, most = self.ready_deadline_s
-        if least > most:
-            raise ValueError(f"ready_deadline_s = [{least}, {most}]: give the least first")
+        if self.ready_deadline_s is None and self.local_epochs is None:
+            raise ValueError("nothing may move: set ready_deadline_s or local_epochs, or remove it")
+        for name in ("ready_deadline_s", "local_epochs"):
+            found = getattr(self, name)
+            if found is not None and found[0] > found[1]:
+                raise ValueError(f"{name} = [{found[0]}, {found[1]}]: give the least first")
         return self
+
+
+class SelectionScheduleSection(Section):
+    """``[selection.schedule]``: how K moves with the rounds, known before the first."""
+
+    kind: Literal["decay", "growth"]
+    """``decay`` asks fewer in each round, max(to, ⌈count · (1 − rate)^(t−1)⌉); ``growth`` goes in
+    equal steps from ``count`` in the first round to ``to`` in the last."""
+    to: Annotated[int, Field(ge=3, le=200)]
+    """The least K of a decay, the last of a growth."""
+    rate: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Of a decay alone."""
+
+    @model_validator(mode="after")
+    def _for_its_kind(self) -> Self:
+        if (self.kind == "decay") != (self.rate is not None):
+            raise ValueError("rate: a decay needs it, and a growth has none")
+        return self
+
+
+class SelectionAdviceSection(Section):
+    """``[selection.advice]``: what the coordinator's advisor is asked, and how long.
+
+    It sees public figures alone and proposes; what the plan and its ranges do not allow is refused,
+    and the policy ``then`` decides without it (``docs/operations.md``).
+    """
+
+    style: Literal["count", "silos"] = "count"
+    """``count`` proposes K, and ``then`` picks the silos; ``silos`` names them by their ids."""
+    then: Literal["random", "round-robin", "oort"] = "round-robin"
+    """Who picks K silos, and who decides where there is no proposal."""
+    seconds: Annotated[int, Field(ge=1, le=120)] = 20
+    """Longest that a round waits for the advisor, with all that it asks and is corrected in."""
+    calls: Annotated[int, Field(ge=1, le=32)] = 8
+    """Requests to the endpoint in one round."""
+    tokens: Annotated[int, Field(ge=256, le=1_000_000)] = 20_000
+    """Of all requests and answers of one round."""
+    may_stop: bool = False
+    """Whether a proposal may pause the run after the round; an admin says what follows."""
+    may_diagnose: bool = True
+    """Whether a proposal may ask for a diagnosis, which the audit log and ``run watch`` then say."""
 
 
 class SelectionSection(Section):
     """``[selection]``: whom a round asks. No amplification is claimed from it."""
 
-    policy: Literal["all", "random", "round-robin"] = "all"
-    """``all`` asks everybody; ``random`` a uniform draw of ``count`` without replacement,
-    ``round-robin`` the ``count`` who were asked longest ago, both of those who are there
-    (``server/run/selection.py``)."""
+    policy: Literal["all", "random", "round-robin", "power-of-choice", "oort", "advised"] = "all"
+    """``all`` asks everybody; the others choose among those who are there. ``random`` draws
+    ``count`` uniformly without replacement, ``round-robin`` asks the ``count`` who were asked
+    longest ago, ``power-of-choice`` and ``oort`` go by what silos publish of themselves, and
+    ``advised`` asks the coordinator's advisor (``server/run/selection.py``)."""
     count: Annotated[int, Field(ge=3, le=200)] | None = None
     """K: silos that a round asks; not with ``all``. The round is lost where fewer of them than the
-    quorum say ready, so leave some between."""
+    quorum say ready, so leave some between. ``advised`` without it asks everybody, and the advisor
+    chooses nothing but what the ranges let move."""
+    candidates: Annotated[int, Field(ge=4, le=200)] | None = None
+    """``power-of-choice``: silos that are drawn, of whom K are asked; more than K."""
+    explore: Annotated[float, Field(ge=0, le=1)] | None = None
+    """``oort``: share of K that is drawn from silos that were never asked; 0.2 when not set."""
+    schedule: SelectionScheduleSection | None = None
+    """How K moves with the rounds; the same K in all of them without."""
     cohort_may_vary: bool = False
     """Mode ``none`` only: the plan's word that its rounds have other silos each time, which without
     noise every site has to let happen."""
     ranges: SelectionRangesSection | None = None
     """How far a choice may move its round; not with ``all``."""
+    advice: SelectionAdviceSection | None = None
+    """``advised`` only; its defaults where the table is missing."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether a round may ask fewer than all who are there."""
+        return self.count is not None
+
+    @property
+    def fewest(self) -> int | None:
+        """The least K of any round by the plan; None where rounds ask everybody."""
+        if self.count is None or self.schedule is None:
+            return self.count
+        return min(self.count, self.schedule.to)
 
     @model_validator(mode="after")
     def _for_its_policy(self) -> Self:
+        given = self.model_dump(exclude={"policy"}, exclude_none=True)
+        if not self.cohort_may_vary:
+            del given["cohort_may_vary"]
         if self.policy == "all":
-            if self.count is not None or self.cohort_may_vary or self.ranges is not None:
+            if given:
                 raise ValueError(
                     "policy 'all' chooses nothing: remove the other keys of this table, or use "
-                    "'random' or 'round-robin'"
+                    "another policy"
                 )
-        elif self.count is None:
+            return self
+        if self.count is None and self.policy != "advised":
             raise ValueError(
                 f"policy {self.policy!r} asks so many silos a round: set count, or use 'all'"
             )
+        for key, policy in (
+            ("candidates", "power-of-choice"),
+            ("explore", "oort"),
+            ("advice", "advised"),
+        ):
+            if key in given and self.policy != policy:
+                raise ValueError(f"{key}: policy {policy!r} alone reads it: remove it")
+        self._require_counts()
         return self
+
+    def _require_counts(self) -> None:
+        most = self.count
+        if self.schedule is not None:
+            if self.count is None:
+                raise ValueError("schedule: it moves count, which is not set")
+            low, high = self.schedule.to, self.count
+            if self.schedule.kind == "decay" and low > high:
+                raise ValueError(f"schedule.to: a decay from {high} does not end at {low}")
+            most = max(low, high)
+        if self.policy == "power-of-choice":
+            if self.candidates is None or most is None or self.candidates <= most:
+                raise ValueError(
+                    f"candidates: more than {most} have to be drawn, or nothing is chosen among them"
+                )
 
 
 class VetoesSection(Section):

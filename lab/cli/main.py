@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lab.cli.adapter import app as adapter_app
 from lab.cli.base import app as base_app
+from lab.cli.decisions import replay_decisions
 from lab.cli.diagnose import diagnose
 from lab.cli.partition import app as partition_app
 from lab.cli.report import report
@@ -24,6 +25,7 @@ app.add_typer(partition_app, name="partition")
 app.command()(run)
 app.command()(diagnose)
 app.command()(report)
+app.command("replay-decisions")(replay_decisions)
 
 
 def main() -> None:

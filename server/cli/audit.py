@@ -9,6 +9,7 @@ import typer
 
 from ops.cli.audit import answer_copied, answer_heads, answer_records, answer_verified
 from ops.cli.envelope import CommandError, Exit, Format, Output
+from server.cli.decisions import decisions, explain
 from server.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ __all__ = ["app"]
 _BROKEN: Final = "audit_broken"
 
 app = typer.Typer(help="Who did what, and when.", no_args_is_help=True)
+app.command("explain")(explain)
+app.command("decisions")(decisions)
 
 
 @app.command("tail")

@@ -35,6 +35,7 @@ from federation.errors import FederationError, PlanError, VersionMismatchError
 from federation.forecast.forecast import forecast_plan, shared_dimension
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
+from federation.selection.decide import ADVISED
 from federation.version import HYBRID
 from secagg import hybrid
 from secagg.descriptor import SUITES
@@ -95,6 +96,7 @@ class RunQueue:
             raise RunError(f"this version knows no suite {suite}")
         if suite != hybrid.SUITE:
             _require_within_v1(plan)
+        _require_advisor(plan, self._context)
         self._require_feasible(plan, adapter)
         if suite == hybrid.SUITE:
             self._require_hybrid()
@@ -261,6 +263,21 @@ class RunQueue:
                     f"this submit token started run {known.run_id} with another {what}: use a new "
                     "token for a new run"
                 )
+
+
+def _require_advisor(plan: Plan, context: RunContext) -> None:
+    """Refuse a plan whose rounds would ask an advisor that there is not.
+
+    Raises:
+        PlanError: None is configured.
+    """
+    if plan.selection.policy == ADVISED and context.advisor is None:
+        none = (
+            "selection.policy: 'advised' asks this coordinator's advisor, and it has none: set "
+            "advisor_url and advisor_model in coordinator.toml and restart it, or choose another "
+            "policy"
+        )
+        raise PlanError([none])
 
 
 def _require_within_v1(plan: Plan) -> None:

@@ -95,7 +95,12 @@ class Chain:
         self._records.append(record)
 
     def sign_task(
-        self, roster: SignedRoster, deadline_unix_s: int, *, invited: tuple[str, ...] = ()
+        self,
+        roster: SignedRoster,
+        deadline_unix_s: int,
+        *,
+        invited: tuple[str, ...] = (),
+        local_epochs: int = 0,
     ) -> RoundTask:
         """What the silos are asked to do from the head; from suite v2 on it names whom it asks."""
         place = self.next_place
@@ -110,4 +115,5 @@ class Chain:
             adapter_sha256=self.head.adapter_sha256,
             ready_deadline_unix_s=deadline_unix_s,
             invited=invited,
+            local_epochs=local_epochs,
         ).sign(self._context.signing_key)

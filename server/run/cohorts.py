@@ -138,7 +138,7 @@ class Cohorts:
         self.sitting_out = self._dropouts.sitting_out(chain.next_place.round)
         """Who is asked for nothing now (``server/run/dropouts.py``)."""
         self._kept = KeptCohort(row.run_id, plan, context.store)
-        self._selection = Selection(row=row, plan=plan, context=context)
+        self._selection = Selection(row=row, plan=plan, roster=roster, context=context)
         self._hybrid = row.is_hybrid
         self._plan = plan
         self._roster = roster
@@ -402,7 +402,13 @@ class Cohorts:
         invited: tuple[str, ...] = ()
         if self._hybrid:
             invited = tuple(sorted(frozenset(self._silos).intersection(invitable)))
-        task = self._chain.sign_task(self._roster, deadline, invited=invited)
+        chosen = self._selection.made(self._chain.next_place.round) if self._hybrid else None
+        task = self._chain.sign_task(
+            self._roster,
+            deadline,
+            invited=invited,
+            local_epochs=(None if chosen is None else chosen.local_epochs) or 0,
+        )
         if self._hybrid:
             self._context.store.tasks.put(TaskRow(task=task, attempt=attempt_number))
         return task

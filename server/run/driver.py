@@ -23,7 +23,8 @@ Ordered invariants of a release:
 8. A bisection that an admin asked for takes such a round as well, of which nothing is chosen yet
    (``server/run/selection.py``): two halves are summed and judged
    (``server/conductor/bisection.py``), and its record is skipped. After it, and after a round with
-   many vetoes (``server/run/vetoes.py``), the run is paused in the transaction that closes it.
+   many vetoes or where the advisor says so (``server/run/resting.py``), the run is paused in the
+   transaction that closes it.
 
 Covered: silos that die, lag, refuse or come back at any point; a coordinator that restarts at any
 point: an open attempt goes on (``server/run/attempts.py``); sums of groups, one after the other
@@ -50,7 +51,7 @@ from server.audit import AuditEvent
 from server.context import RunContext
 from server.errors import LostAttemptError, QuarantinedSumError, TooFewSilosError, WrongRoundError
 from server.figures import BISECTED, STEPS, HalfSum, HalfVerdict, Phase, RoundFigures
-from server.run import vetoes
+from server.run import resting
 from server.run.aggregation import Aggregated, AggregatedGroups, norm_ratio, require_usable
 from server.run.attempts import Attempts
 from server.run.budget import show_epsilon
@@ -184,7 +185,9 @@ class RunDriver:
         while self.next_place.round <= self.plan.rounds.count:
             if self.pausing and not self.must_finish:
                 records = self._chain.between(0, self._chain.next_position)
-                why = vetoes.reason(self.row.run_id, records, self.finished, self.plan)
+                why = resting.reason(
+                    self.row.run_id, records, self.finished, self.plan, self._context.store
+                )
                 self._set_run(RunState.PAUSED, AuditEvent.RUN_PAUSED, error=why)
                 return
             restored = self._restored_round()
@@ -586,7 +589,7 @@ class RunDriver:
         self._context.changed.notify()
 
     def _rests_after(self, closed: RoundFigures) -> bool:
-        return closed.outcome == BISECTED or vetoes.stops(closed, self.plan)
+        return resting.rests_after(closed, self.plan, self._context.store, self.row.run_id)
 
     def _set_run(self, state: RunState, event: AuditEvent, *, error: str = "") -> None:
         store, run_id = self._context.store, self.row.run_id

@@ -19,6 +19,7 @@ from server.store.aggregations import Aggregations
 from server.store.bisections import Bisections
 from server.store.choices import Choices
 from server.store.database import Database
+from server.store.decisions import Decisions
 from server.store.dropouts import Dropouts
 from server.store.federation import Federations
 from server.store.heads import AuditHeads, DebitHeads, Heads
@@ -62,6 +63,7 @@ class Store:
         self.dropouts = Dropouts(self._database)
         self.bisections = Bisections(self._database)
         self.choices = Choices(self._database)
+        self.decisions = Decisions(self._database)
         self.rollbacks = Rollbacks(self._database)
         self.aggregations = Aggregations(self._database)
         self.messages = Messages(self._database)

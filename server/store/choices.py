@@ -34,6 +34,12 @@ class ChoiceRow:
     """One public line."""
     ready_deadline_s: int | None = None
     """From its tasks to their deadlines; None for the plan's own."""
+    local_epochs: int | None = None
+    """Of its tasks; None for the plan's own."""
+    stop: bool = False
+    """Whether the run is paused after it."""
+    diagnose: bool = False
+    """Whether a diagnosis is asked for."""
 
 
 class Choices:
@@ -56,6 +62,9 @@ class Choices:
                     silos=json.dumps(row.silos),
                     why=row.why,
                     ready_deadline_s=row.ready_deadline_s,
+                    local_epochs=row.local_epochs,
+                    stop=row.stop,
+                    diagnose=row.diagnose,
                 )
             )
 
@@ -98,4 +107,7 @@ def _choice(row: Any) -> ChoiceRow:
         silos=tuple(json.loads(row.silos)),
         why=row.why,
         ready_deadline_s=row.ready_deadline_s,
+        local_epochs=row.local_epochs,
+        stop=row.stop,
+        diagnose=row.diagnose,
     )

@@ -33,6 +33,7 @@ __all__ = [
     "bisections",
     "choices",
     "debit_heads",
+    "decisions",
     "dropouts",
     "federation",
     "folds",
@@ -187,6 +188,18 @@ choices: Final = Table(
     Column("silos", Text, nullable=False),
     Column("why", Text, nullable=False),
     Column("ready_deadline_s", Number),
+    Column("local_epochs", Number),
+    Column("stop", Boolean, nullable=False, server_default=false()),
+    Column("diagnose", Boolean, nullable=False, server_default=false()),
+)
+
+decisions: Final = Table(
+    "decisions",
+    METADATA,
+    Column("run_id", String(128), ForeignKey("runs.run_id"), primary_key=True),
+    Column("round", Number, primary_key=True, autoincrement=False),
+    Column("inputs", LargeBinary, nullable=False),
+    Column("advice", LargeBinary, nullable=False),
 )
 
 bisections: Final = Table(

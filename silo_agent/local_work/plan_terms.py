@@ -206,7 +206,9 @@ def work_of(
         adapter=adapter,
         adapter_sha256=task.adapter_sha256.hex(),
         trainable=frozenset(tensor.name for tensor in layout.specs),
-        settings=settings_of(plan),
+        settings=replace(
+            settings_of(plan), local_epochs=task.local_epochs or plan.evolve.local_epochs
+        ),
         seed=seed,
         privacy=protects if spec.mode in RECORD_MODES else None,
     )

@@ -2,7 +2,9 @@
 
 What a limit means beforehand::
 
-    max_rounds, max_episodes_per_round     as the plan states them
+    max_rounds                             as the plan states them
+    max_episodes_per_round                 evolve.episodes_per_round in each local epoch, of as many
+                                           as a round may have
     min_episodes_per_round,                what a round explores at least: of one episode, or of one
     min_tasks_per_round                    task tried a hundred times, little is learned by anyone,
                                            and a sum may be about a single trajectory. Methods that
@@ -63,9 +65,12 @@ def _rounds(case: PlanCase) -> str | None:
 
 
 def _episodes(case: PlanCase) -> str | None:
-    count, most = case.plan.evolve.episodes_per_round, case.policy.limits.max_episodes_per_round
+    epochs = case.plan.most_local_epochs
+    count = case.plan.evolve.episodes_per_round * epochs
+    most = case.policy.limits.max_episodes_per_round
     if count > most:
-        return f"{count} episodes are above limits.max_episodes_per_round {most}"
+        each = f" in {epochs} local epochs" if epochs > 1 else ""
+        return f"{count} episodes{each} are above limits.max_episodes_per_round {most}"
     return None
 
 

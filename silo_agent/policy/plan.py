@@ -254,7 +254,7 @@ def _cost(case: PlanCase, unit: UnitKind, cost: float) -> str:
 
 def _selection(case: PlanCase) -> str | None:
     policy = case.plan.selection.policy
-    if policy == "all" or case.plan.spec.mode is not Mode.NONE:
+    if not case.plan.selection.varies or case.plan.spec.mode is not Mode.NONE:
         return None
     if case.policy.privacy.cohort_may_vary or case.cohort_may_vary:
         return None
@@ -284,6 +284,15 @@ def _task_round(case: TaskCase) -> str | None:
         return f"round {case.task.round} of a plan with {case.plan.rounds.count}"
     if case.task.step >= case.plan.sums_per_round:
         return f"step {case.task.step} of a round with {case.plan.sums_per_round}"
+    return None
+
+
+def _task_epochs(case: TaskCase) -> str | None:
+    ranges, asked = case.plan.selection.ranges, case.task.local_epochs
+    moves = None if ranges is None else ranges.local_epochs
+    least, most = (0, 0) if moves is None else moves
+    if asked and not least <= asked <= most:
+        return f"{asked} local epochs, and the plan lets a round move them within [{least}, {most}]"
     return None
 
 
@@ -441,6 +450,11 @@ TASK_RULES: tuple[Rule[TaskCase], ...] = (
         name="task_round",
         public_reason="the task is for a round or step that its plan does not have",
         fires=_task_round,
+    ),
+    Rule(
+        name="task_epochs",
+        public_reason="the task moves local epochs out of its plan's range",
+        fires=_task_epochs,
     ),
     Rule(name="schedule", public_reason=OUTSIDE_HOURS, fires=_schedule),
     Rule(

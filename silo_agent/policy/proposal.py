@@ -90,7 +90,7 @@ def write_for_plan(
             "delta": privacy.delta,
             "min_survivors": plan.secure_aggregation.n_min,
             "max_rounds": plan.rounds.count,
-            "max_episodes": plan.evolve.episodes_per_round,
+            "max_episodes": plan.evolve.episodes_per_round * plan.most_local_epochs,
             "min_episodes": plan.evolve.episodes_per_round if plan.evolve.explore else 0,
             "min_tasks": plan.tasks_per_round,
             "max_dimension": MAX_DIMENSION,

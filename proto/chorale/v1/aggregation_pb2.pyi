@@ -35,6 +35,7 @@ class RoundTask(google.protobuf.message.Message):
     SIGNATURE_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     INVITED_FIELD_NUMBER: builtins.int
+    LOCAL_EPOCHS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     round: builtins.int
     plan_sha256: builtins.bytes
@@ -49,6 +50,8 @@ class RoundTask(google.protobuf.message.Message):
     signature: builtins.bytes
     step: builtins.int
     """The optimiser step of the round, from 0; only record_distributed has more than one."""
+    local_epochs: builtins.int
+    """Where the plan's ranges let a round move them: how often its silos play and train; else 0."""
     @property
     def invited(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """From protocol 3 on: the silos invited, in ascending order; one that is not waits."""
@@ -67,8 +70,9 @@ class RoundTask(google.protobuf.message.Message):
         signature: builtins.bytes = ...,
         step: builtins.int = ...,
         invited: collections.abc.Iterable[builtins.str] | None = ...,
+        local_epochs: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "invited", b"invited", "plan_sha256", b"plan_sha256", "ready_deadline_unix_s", b"ready_deadline_unix_s", "roster_epoch", b"roster_epoch", "roster_sha256", b"roster_sha256", "round", b"round", "run_id", b"run_id", "signature", b"signature", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_sha256", b"adapter_sha256", "base_model_sha256", b"base_model_sha256", "invited", b"invited", "local_epochs", b"local_epochs", "plan_sha256", b"plan_sha256", "ready_deadline_unix_s", b"ready_deadline_unix_s", "roster_epoch", b"roster_epoch", "roster_sha256", b"roster_sha256", "round", b"round", "run_id", b"run_id", "signature", b"signature", "step", b"step"]) -> None: ...
 
 global___RoundTask = RoundTask
 

@@ -39,6 +39,7 @@ REVISIONS = (
     "r0010",
     "r0011",
     "r0012",
+    "r0013",
 )
 HEAD = REVISIONS[-1]
 
