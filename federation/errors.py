@@ -16,6 +16,7 @@
     │   └── TornRecordError  its last record was never written to its end, as a power cut leaves it
     ├── AuditHeadError  a signed head of an audit log that is malformed or not its writer's
     │   └── AuditHeadConflictError  a log that went back, or was written anew, under its own head
+    ├── FactsError      facts that a silo says about itself, out of bounds or not signed by it
     ├── ProbeError      the port of probes and metrics cannot be served
     │   └── ProbePortError  its address cannot be bound
     ├── DeploymentError files to deploy with that cannot be found, filled in or written
@@ -84,6 +85,10 @@ class UpdateError(FederationError):
 
 class OptimiserStateError(UpdateError):
     """The optimiser's state is not that of the release before: replay the round's earlier sums."""
+
+
+class FactsError(FederationError):
+    """Facts that a silo says about itself are out of bounds, or not signed by it."""
 
 
 class ProbeError(FederationError):
