@@ -16,12 +16,16 @@
     │   └── TornRecordError  its last record was never written to its end, as a power cut leaves it
     ├── AuditHeadError  a signed head of an audit log that is malformed or not its writer's
     │   └── AuditHeadConflictError  a log that went back, or was written anew, under its own head
+    ├── FactsError      facts that a silo says about itself, out of bounds or not signed by it
     ├── ProbeError      the port of probes and metrics cannot be served
     │   └── ProbePortError  its address cannot be bound
     ├── DeploymentError files to deploy with that cannot be found, filled in or written
     ├── TomlError       a document that is too long, too deep, or no TOML
     ├── LogSettingError a variable that says how to log has a value that it cannot have
     ├── TracingError    tracing is asked for and cannot be had; says what to install or unset
+    ├── AdviceError     what a model would be told of a round is out of bounds
+    │   ├── AdviceRecordError  bytes are not the record of a consultation
+    │   └── AdviceReplayError  a record's answers do not lead to what it says
     └── VersionError    what a peer says of its version is malformed
         └── VersionMismatchError  two versions that cannot work together; says which to upgrade
 
@@ -84,6 +88,10 @@ class UpdateError(FederationError):
 
 class OptimiserStateError(UpdateError):
     """The optimiser's state is not that of the release before: replay the round's earlier sums."""
+
+
+class FactsError(FederationError):
+    """Facts that a silo says about itself are out of bounds, or not signed by it."""
 
 
 class ProbeError(FederationError):
@@ -164,6 +172,18 @@ class AuditHeadError(FederationError):
 
 class AuditHeadConflictError(AuditHeadError):
     """Two heads that one log, only ever appended to, cannot both have had."""
+
+
+class AdviceError(FederationError):
+    """What a model would be told, or may propose, is out of bounds."""
+
+
+class AdviceRecordError(AdviceError):
+    """Bytes are not the record of a consultation."""
+
+
+class AdviceReplayError(AdviceError):
+    """A record's answers do not lead to its requests, or to its result; says which turn."""
 
 
 class VersionError(FederationError):

@@ -1,17 +1,20 @@
-"""Protobuf on one side, bounded documents on the other: task, pre-flight, record, audit head.
+"""Protobuf on one side, bounded documents on the other: task, pre-flight, record, head, facts.
 
 ``*_from_proto`` either returns an object whose every field is within bounds or raises ChainError,
-for an audit head AuditHeadError; counts are looked at before items are built. ``*_to_proto`` then
-``*_from_proto`` gives an equal object.
+for an audit head AuditHeadError and for facts FactsError; counts are looked at before items are
+built. ``*_to_proto`` then ``*_from_proto`` gives an equal object.
 
-Covered: bounds. Not covered: signatures and links, which ``federation.chain.record`` and
-``federation.audit.head`` check.
+Covered: bounds; words of an enum that this version does not know. Not covered: signatures and
+links, which ``federation.chain.record``, ``federation.audit.head`` and
+``federation.membership.facts`` check.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final, get_args
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, TypeVar, get_args
 
 from chorale.v1 import aggregation_pb2 as pb
 from chorale.v1 import membership_pb2, secagg_pb2
@@ -26,7 +29,14 @@ from federation.chain.record import (
     RoundResult,
 )
 from federation.chain.task import RoundTask
-from federation.errors import ChainError
+from federation.errors import ChainError, FactsError
+from federation.membership.facts import (
+    Availability,
+    BudgetLeft,
+    FreeGpu,
+    SignedFacts,
+    SiloFacts,
+)
 from secagg import bounds, suite
 from secagg.errors import MalformedMessageError
 from secagg.roster import MAX_APPROVED_IN_A_ROW, SignedRoster
@@ -35,6 +45,32 @@ from secagg.wire import identity_from_proto, identity_to_proto, roster_from_prot
 RECORDS_PER_PAGE: Final = 256
 """Records of one answer; fewer are the end of the chain. The longest record, of 200 survivors with
 names of 63 characters in 16 sums, has 15 kB, so a page fits the 4 MiB that the admin CLI takes."""
+
+WordT = TypeVar("WordT", bound=StrEnum)
+
+_AVAILABILITY: Final = MappingProxyType(
+    {
+        Availability.UP: membership_pb2.AVAILABILITY_UP,
+        Availability.DOWN: membership_pb2.AVAILABILITY_DOWN,
+    }
+)
+_FREE_GPU: Final = MappingProxyType(
+    {
+        FreeGpu.NONE: membership_pb2.FREE_GPU_NONE,
+        FreeGpu.SOME: membership_pb2.FREE_GPU_SOME,
+        FreeGpu.MOST: membership_pb2.FREE_GPU_MOST,
+        FreeGpu.ALL: membership_pb2.FREE_GPU_ALL,
+    }
+)
+_BUDGET_LEFT: Final = MappingProxyType(
+    {
+        BudgetLeft.UNDER_QUARTER: membership_pb2.BUDGET_LEFT_UNDER_QUARTER,
+        BudgetLeft.UNDER_HALF: membership_pb2.BUDGET_LEFT_UNDER_HALF,
+        BudgetLeft.UNDER_THREE_QUARTERS: membership_pb2.BUDGET_LEFT_UNDER_THREE_QUARTERS,
+        BudgetLeft.OVER_THREE_QUARTERS: membership_pb2.BUDGET_LEFT_OVER_THREE_QUARTERS,
+    }
+)
+"""0, which no word has, says nothing."""
 
 
 def round_task_to_proto(task: RoundTask) -> pb.RoundTask:
@@ -245,6 +281,63 @@ def audit_head_from_proto(
         index=proto.index,
         sha256=proto.sha256,
         at_unix_s=proto.at_unix_s,
+        signature=proto.signature,
+    )
+
+
+def silo_facts_to_proto(facts: SiloFacts) -> membership_pb2.SiloFacts:
+    """Convert."""
+    proto = membership_pb2.SiloFacts(
+        queue=facts.queue, earliest_start_unix_s=facts.earliest_start_unix_s
+    )
+    if facts.availability is not None:
+        proto.availability = _AVAILABILITY[facts.availability]
+    if facts.free_gpu is not None:
+        proto.free_gpu = _FREE_GPU[facts.free_gpu]
+    if facts.budget_left is not None:
+        proto.budget_left = _BUDGET_LEFT[facts.budget_left]
+    return proto
+
+
+def silo_facts_from_proto(proto: membership_pb2.SiloFacts) -> SiloFacts:
+    """Convert, or raise FactsError."""
+    start = proto.earliest_start_unix_s if proto.HasField("earliest_start_unix_s") else None
+    return SiloFacts(
+        availability=_word(_AVAILABILITY, proto.availability, "availability"),
+        queue=proto.queue if proto.HasField("queue") else None,
+        free_gpu=_word(_FREE_GPU, proto.free_gpu, "free_gpu"),
+        budget_left=_word(_BUDGET_LEFT, proto.budget_left, "budget_left"),
+        earliest_start_unix_s=start,
+    )
+
+
+def _word(known: Mapping[WordT, int], number: int, name: str) -> WordT | None:
+    if not number:
+        return None
+    found = next((word for word, of_word in known.items() if of_word == number), None)
+    if found is None:
+        raise FactsError(f"{name} {number} is none that this version knows")
+    return found
+
+
+def signed_facts_to_proto(signed: SignedFacts) -> membership_pb2.PublishFactsRequest:
+    """Convert; whose they are, the connection says."""
+    return membership_pb2.PublishFactsRequest(
+        issued_unix_s=signed.issued_unix_s,
+        facts=silo_facts_to_proto(signed.facts),
+        signature=signed.signature,
+    )
+
+
+def signed_facts_from_proto(
+    proto: membership_pb2.PublishFactsRequest, *, federation: str, silo_id: str
+) -> SignedFacts:
+    """Convert, or raise FactsError."""
+    return SignedFacts(
+        silo_id=silo_id,
+        federation=federation,
+        issued_unix_s=proto.issued_unix_s,
+        facts=silo_facts_from_proto(proto.facts),
         signature=proto.signature,
     )
 

@@ -5,9 +5,11 @@ Invariants:
 1. ``server/daemon.py`` makes one context; a run owns none of its parts.
 2. Every call of a silo counts as a sign of life. A silo that is suspended, revoked or gone for good
    is not there, however lately it called.
-3. A restart forgets at most ``NOTE_EVERY_S`` of it: when each silo was last heard of is noted in
-   the store once a minute, for all who called in it in one transaction, and read at the start. A
-   poll writes nothing.
+3. What silos publish about themselves is kept in memory, and not told once it is older than
+   ``FACTS_FOR_S``, by the silo's clock or by this one. A restart forgets it; silos publish again.
+4. A restart forgets at most ``NOTE_EVERY_S`` of the signs of life: when each silo was last heard of
+   is noted in the store once a minute, for all who called in it in one transaction, and read at the
+   start. A poll writes nothing.
 
 Covered: telling a dead silo from a slow one while it polls beside its local work; coordinators that
 restart; any number of waiters on one event loop. Not covered: a silo that polls and never finishes
@@ -26,6 +28,7 @@ from typing import Final
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from federation.membership.facts import SignedFacts, SiloFacts
 from federation.version import Version
 from server.advisor.endpoint import Endpoint
 from server.audit import AuditLog
@@ -34,13 +37,23 @@ from server.metrics import CoordinatorMetrics
 from server.store import Store
 from server.store.blobs.storage import BlobStorage
 
-__all__ = ["Advisor", "Liveness", "RunContext", "Signal", "keep_noting"]
+__all__ = [
+    "FACTS_FOR_S",
+    "Advisor",
+    "Liveness",
+    "PublishedFacts",
+    "RunContext",
+    "Signal",
+    "keep_noting",
+]
 
 log = structlog.get_logger(__name__)
 
 SILENT_AFTER_S = 20.0
 """A silo that has not called for this long is not waited for."""
 NOTE_EVERY_S: Final = 60.0
+FACTS_FOR_S: Final = 900.0
+"""Silos publish every five minutes; after three that did not arrive nothing is said of one."""
 
 
 class Signal:
@@ -133,6 +146,32 @@ async def keep_noting(liveness: Liveness, store: Store) -> None:
             log.warning("last_seen_not_noted", reason=error)
 
 
+class PublishedFacts:
+    """What each silo last said about itself; what comes in was checked."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._kept: dict[str, tuple[SignedFacts, float]] = {}
+
+    def put(self, signed: SignedFacts) -> None:
+        """Take verified facts in place of the silo's earlier ones."""
+        self._kept[signed.silo_id] = signed, self._clock()
+
+    def last(self, silo_id: str) -> tuple[SignedFacts, float] | None:
+        """The newest facts that were taken, however old, and when that was."""
+        return self._kept.get(silo_id)
+
+    def of(self, silo_id: str) -> SiloFacts | None:
+        """What a silo says of itself now; None where it said nothing lately."""
+        kept = self._kept.get(silo_id)
+        if kept is None:
+            return None
+        signed, taken_unix_s = kept
+        # The older of both clocks counts: one that is ahead makes nothing last longer.
+        since = min(float(signed.issued_unix_s), taken_unix_s)
+        return signed.facts if self._clock() - since < FACTS_FOR_S else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advisor:
     """A model, and where it answers."""
@@ -154,6 +193,8 @@ class RunContext:
     changed: Signal
     scratch: Path
     """Directory for accumulators and upload spools."""
+    facts: PublishedFacts = field(default_factory=PublishedFacts)
+    """What silos say about themselves."""
     clock: Callable[[], float] = time.time
     advisor: Advisor | None = None
     """Whom advised rounds ask; None where none is configured."""

@@ -41,6 +41,7 @@ from server.errors import (
     StoreError,
 )
 from server.members.audit_heads import AuditHeadExchange
+from server.members.public_facts import PublicFacts
 from server.members.renewal import Renewals
 from server.members.roster_approvals import RosterApprovals
 from server.members.standing import Standing
@@ -186,6 +187,7 @@ async def _serve(config: CoordinatorConfig, process: _Process) -> None:
                 audit=audit,
                 conductor=conductor,
                 last_seen=liveness.last_seen,
+                facts=conductor.context.facts.of,
                 invited=enrolment.look,
             )
         ),
@@ -199,6 +201,7 @@ async def _serve(config: CoordinatorConfig, process: _Process) -> None:
                 audit_heads=AuditHeadExchange(
                     store=store, audit=audit, metrics=metrics, signing_key=signing_key
                 ),
+                public_facts=PublicFacts(store=store, facts=conductor.context.facts),
                 rosters=RosterApprovals(store=store, audit=audit),
             )
         ),

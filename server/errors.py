@@ -45,6 +45,8 @@
     │   └── BisectionError             a bisection that has no place; says what to do instead
     ├── NotPublishedError          asked for something that is not published
     ├── QuarantinedSumError        a sum that honest silos cannot have made; it is not applied
+    ├── StaleFactsError            a silo's facts of another time, or not newer than its last
+    ├── FactsTooOftenError         a silo's facts too soon after its last
     └── RoundError                 a message that does not fit the round
         ├── LedgerBehindError          the silo's ledger head is behind the newest it signed
         ├── LedgerForkedError          it has that one's height and is another
@@ -79,6 +81,7 @@ __all__ = [
     "EnrolmentError",
     "ExpiredCertificateError",
     "ExpiredInviteError",
+    "FactsTooOftenError",
     "FederationExistsError",
     "FederationTermsError",
     "ForeignFederationError",
@@ -105,6 +108,7 @@ __all__ = [
     "RunError",
     "ServedDatabaseError",
     "SpentInviteError",
+    "StaleFactsError",
     "StandingError",
     "StorageFullError",
     "StoreError",
@@ -157,6 +161,9 @@ class Reason(StrEnum):
     AUDIT_BROKEN = "audit_broken"
     AUDIT_HEAD_REFUSED = "audit_head_refused"
     AUDIT_HEAD_CONFLICT = "audit_head_conflict"
+    FACTS_REFUSED = "facts_refused"
+    FACTS_STALE = "facts_stale"
+    FACTS_TOO_OFTEN = "facts_too_often"
     STORE_AWAY = "store_away"
     STORE_REFUSED = "store_refused"
     STORAGE_FULL = "storage_full"
@@ -364,6 +371,14 @@ class NotPublishedError(CoordinatorError):
 
 class QuarantinedSumError(CoordinatorError):
     """Honest silos cannot have made this sum; nothing of it is applied or shown."""
+
+
+class StaleFactsError(CoordinatorError):
+    """A silo's facts are of another time than now, or not newer than those it published before."""
+
+
+class FactsTooOftenError(CoordinatorError):
+    """A silo published facts again so soon that they are not taken."""
 
 
 class RoundError(CoordinatorError):

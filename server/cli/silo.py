@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,11 +31,10 @@ def list_silos(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """Who was invited, joined, or is in the roster, and when each was last heard of.
 
     A silo of the roster that was not heard of for five minutes, or never, is said to be silent, as
-    by the alert about it and by run start.
+    by the alert about it and by run start. What a silo publishes about itself,
+    if it does, stands at the end: it is the silo's own word.
     """
     with answering(output):
-        from server.cli.client import plain
-
         silos = _silos(data)
         silent = {silo.silo_id for silo in silos if _is_silent(silo)}
         for silo in silos:
@@ -45,13 +44,13 @@ def list_silos(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
                 f"{silo.silo_id:<24} {silo.state:<11} {word:<6} "
                 f"last seen {shown(silo.last_seen_unix_s):<20} "
                 f"certificate until {shown(silo.certificate_expiry_unix_s):<20} "
-                f"{', '.join(silo.families)}",
+                f"{', '.join(silo.families)}{_short_facts(silo)}",
             )
         if not silos:
             say(f"nobody yet: chorale invite FEDERATION SILO --data {data}")
         succeed(
             output,
-            {"silos": [{**plain(silo), "silent": silo.silo_id in silent} for silo in silos]},
+            {"silos": [{**_plain(silo), "silent": silo.silo_id in silent} for silo in silos]},
         )
 
 
@@ -59,8 +58,6 @@ def list_silos(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
 def show(silo: Silo, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """How one silo stands."""
     with answering(output):
-        from server.cli.client import plain
-
         found = next((one for one in _silos(data) if one.silo_id == silo), None)
         if found is None:
             raise CommandError(
@@ -82,7 +79,9 @@ def show(silo: Silo, data: Data = DEFAULT_DATA, output: Output = Format.TEXT) ->
         show_result(
             output, f"environments       {', '.join(found.families) or 'none declared yet'}"
         )
-        succeed(output, {"silo": {**plain(found), "silent": silent}})
+        said = ", ".join(_facts_in_words(found)) or "none published lately"
+        show_result(output, f"its own word       {said}")
+        succeed(output, {"silo": {**_plain(found), "silent": silent}})
 
 
 @app.command("suspend")
@@ -142,6 +141,41 @@ def revoke(
         )
         say("next, so that rosters do not name it any more: chorale roster propose")
         succeed(output, {"silo_id": silo, "state": "revoked"})
+
+
+def _plain(silo: admin_pb2.SiloStatus) -> dict[str, Any]:
+    """For the envelope: facts in words; null where none were published lately."""
+    from server.cli.client import plain
+
+    return {**plain(silo), "facts": _facts(silo)}
+
+
+def _facts(silo: admin_pb2.SiloStatus) -> dict[str, Any] | None:
+    """What a silo says of itself by name; null for what it does not say."""
+    from dataclasses import asdict
+
+    from federation.wire import silo_facts_from_proto
+
+    return asdict(silo_facts_from_proto(silo.facts)) if silo.HasField("facts") else None
+
+
+def _facts_in_words(silo: admin_pb2.SiloStatus) -> list[str]:
+    facts = {name: said for name, said in (_facts(silo) or {}).items() if said is not None}
+    words = {
+        "availability": "{}",
+        "queue": "queue {}",
+        "free_gpu": "free gpu {}",
+        "budget_left": "budget {}",
+    }
+    found = [form.format(facts[name]) for name, form in words.items() if name in facts]
+    if "earliest_start_unix_s" in facts:
+        found.append(f"from {shown(facts['earliest_start_unix_s'])}")
+    return found
+
+
+def _short_facts(silo: admin_pb2.SiloStatus) -> str:
+    found = _facts_in_words(silo)
+    return f" [{', '.join(found)}]" if found else ""
 
 
 def _is_silent(silo: admin_pb2.SiloStatus) -> bool:

@@ -101,6 +101,7 @@ ACCESS: Final = MappingProxyType(
         "/chorale.v1.MembershipService/GetRosterProposal": _SILOS,
         "/chorale.v1.MembershipService/ApproveRoster": _SILOS,
         "/chorale.v1.MembershipService/ExchangeAuditHeads": _SILOS,
+        "/chorale.v1.MembershipService/PublishFacts": _SILOS,
         "/chorale.v1.MembershipService/Leave": _SILOS,
         "/chorale.v1.RoundService/GetRoster": _SILOS,
         "/chorale.v1.RoundService/GetPlan": _SILOS,

@@ -29,6 +29,7 @@ import federation.wire as federation_wire
 import secagg.wire as secagg_wire
 from chorale.v1 import admin_pb2 as pb
 from chorale.v1 import admin_pb2_grpc
+from federation.membership.facts import SiloFacts
 from federation.plan.read import read_plan
 from federation.transcript.file import transcript_to_proto
 from secagg import hybrid
@@ -109,6 +110,8 @@ class AdminContext:
     conductor: RunConductor
     last_seen: Callable[[str], float]
     """Unix time a silo was last heard of; 0 for never."""
+    facts: Callable[[str], SiloFacts | None]
+    """What a silo published about itself, if it was lately."""
     invited: Callable[[], Awaitable[None]]
     """Awaited once an invite is made, before it is answered: it can be redeemed at once."""
     clock: Callable[[], float] = time.time
@@ -202,12 +205,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         response = pb.ListSilosResponse()
         enrolled, sitting_out = ours.store.silos.list(), sitting_out_now(ours.store)
         for silo in enrolled:
+            facts = ours.facts(silo.silo_id)
             response.silos.add(
                 silo_id=silo.silo_id,
                 state=state_of(silo, members, sitting_out).value,
                 last_seen_unix_s=int(max(silo.last_seen_unix_s, ours.last_seen(silo.silo_id))),
                 certificate_expiry_unix_s=silo.certificate_expiry_unix_s,
                 families=silo.families,
+                facts=None if facts is None else federation_wire.silo_facts_to_proto(facts),
             )
         known = {silo.silo_id for silo in enrolled}
         for invite in ours.store.invites.open():

@@ -25,6 +25,7 @@ from federation.errors import (
     AuditChainError,
     AuditHeadConflictError,
     AuditHeadError,
+    FactsError,
     FederationError,
     PlanError,
     VersionError,
@@ -265,6 +266,16 @@ CATALOGUE: Final = MappingProxyType(
             Reason.NOT_PUBLISHED,
             "what is not there yet waits for the admin",
         ),
+        errors.StaleFactsError: _entry(
+            StatusCode.FAILED_PRECONDITION,
+            Reason.FACTS_STALE,
+            "facts are signed anew each time; set the silo's clock: timedatectl set-ntp true",
+        ),
+        errors.FactsTooOftenError: _entry(
+            StatusCode.RESOURCE_EXHAUSTED,
+            Reason.FACTS_TOO_OFTEN,
+            "publish again in ten seconds; the facts before stay for 15 minutes",
+        ),
         errors.RoundError: _entry(StatusCode.FAILED_PRECONDITION, Reason.ROUND_REFUSED, _RESUME),
         errors.WrongRoundError: _entry(StatusCode.FAILED_PRECONDITION, Reason.WRONG_ROUND, _RESUME),
         errors.WrongPhaseError: _entry(StatusCode.FAILED_PRECONDITION, Reason.WRONG_PHASE, _RESUME),
@@ -328,6 +339,11 @@ CATALOGUE: Final = MappingProxyType(
             StatusCode.FAILED_PRECONDITION,
             Reason.AUDIT_HEAD_CONFLICT,
             "at the silo: chorale-silo audit verify",
+        ),
+        FactsError: _entry(
+            StatusCode.INVALID_ARGUMENT,
+            Reason.FACTS_REFUSED,
+            "facts are those of federation/membership/facts.py, signed by the silo that sends them",
         ),
         VersionError: _entry(
             StatusCode.INVALID_ARGUMENT,

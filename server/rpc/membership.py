@@ -5,9 +5,10 @@ Invariants:
 1. The silo that acts is the one of the client certificate; a request names nobody.
 2. Refusals are raised; the interceptor answers and counts them.
 
-Covered: renewing a certificate, approving a roster, audit heads, leaving. Not covered: what these
-change (``server/members/renewal.py``, ``server/members/roster_approvals.py``,
-``server/members/audit_heads.py``, ``server/members/standing.py``).
+Covered: renewing a certificate, approving a roster, audit heads, facts, leaving. Not covered: what
+these change (``server/members/renewal.py``, ``server/members/roster_approvals.py``,
+``server/members/audit_heads.py``, ``server/members/public_facts.py``,
+``server/members/standing.py``).
 """
 
 # ruff: noqa: N802 - method names are the RPCs' names in membership.proto
@@ -22,6 +23,7 @@ import grpc
 from chorale.v1 import membership_pb2 as pb
 from chorale.v1 import membership_pb2_grpc
 from server.members.audit_heads import AuditHeadExchange
+from server.members.public_facts import PublicFacts
 from server.members.renewal import Renewals
 from server.members.roster_approvals import RosterApprovals
 from server.members.roster_file import propose, roster_message
@@ -40,6 +42,7 @@ class MembershipContext:
     renewals: Renewals
     standing: Standing
     audit_heads: AuditHeadExchange
+    public_facts: PublicFacts
     rosters: RosterApprovals
 
 
@@ -95,6 +98,14 @@ class MembershipService(membership_pb2_grpc.MembershipServiceServicer):
         _ = context
         ours = self._context.audit_heads.exchange(current_peer().name, request.silo)
         return pb.ExchangeAuditHeadsResponse(coordinator=ours)
+
+    async def PublishFacts(
+        self, request: pb.PublishFactsRequest, context: Context
+    ) -> pb.PublishFactsResponse:
+        """Take what the silo says about itself in place of what it said before."""
+        _ = context
+        self._context.public_facts.publish(current_peer().name, request)
+        return pb.PublishFactsResponse()
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         """Take part in no further round; with revoke, the certificate ends now."""

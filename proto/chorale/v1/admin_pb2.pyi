@@ -7,6 +7,7 @@ read (List*, Watch*, Get*, Tail*); the others need the admin role.
 
 import builtins
 import chorale.v1.aggregation_pb2
+import chorale.v1.membership_pb2
 import chorale.v1.secagg_pb2
 import collections.abc
 import google.protobuf.descriptor
@@ -154,6 +155,7 @@ class SiloStatus(google.protobuf.message.Message):
     LAST_SEEN_UNIX_S_FIELD_NUMBER: builtins.int
     CERTIFICATE_EXPIRY_UNIX_S_FIELD_NUMBER: builtins.int
     FAMILIES_FIELD_NUMBER: builtins.int
+    FACTS_FIELD_NUMBER: builtins.int
     silo_id: builtins.str
     state: builtins.str
     """invited, enrolled, in the roster, suspended, revoked."""
@@ -161,6 +163,10 @@ class SiloStatus(google.protobuf.message.Message):
     certificate_expiry_unix_s: builtins.int
     @property
     def families(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def facts(self) -> chorale.v1.membership_pb2.SiloFacts:
+        """What it published about itself within 15 minutes; absent where it published nothing."""
+
     def __init__(
         self,
         *,
@@ -169,8 +175,10 @@ class SiloStatus(google.protobuf.message.Message):
         last_seen_unix_s: builtins.int = ...,
         certificate_expiry_unix_s: builtins.int = ...,
         families: collections.abc.Iterable[builtins.str] | None = ...,
+        facts: chorale.v1.membership_pb2.SiloFacts | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["certificate_expiry_unix_s", b"certificate_expiry_unix_s", "families", b"families", "last_seen_unix_s", b"last_seen_unix_s", "silo_id", b"silo_id", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["facts", b"facts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["certificate_expiry_unix_s", b"certificate_expiry_unix_s", "facts", b"facts", "families", b"families", "last_seen_unix_s", b"last_seen_unix_s", "silo_id", b"silo_id", "state", b"state"]) -> None: ...
 
 global___SiloStatus = SiloStatus
 

@@ -25,13 +25,19 @@ _sym_db = _symbol_database.Default()
 from chorale.v1 import secagg_pb2 as chorale_dot_v1_dot_secagg__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63horale/v1/membership.proto\x12\nchorale.v1\x1a\x17\x63horale/v1/secagg.proto\"9\n\x17RenewCertificateRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"H\n\x18RenewCertificateResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63\x61_certificates\x18\x02 \x03(\x0c\"\x1a\n\x18GetRosterProposalRequest\"n\n\x19GetRosterProposalResponse\x12\"\n\x06roster\x18\x01 \x01(\x0b\x32\x12.chorale.v1.Roster\x12\x18\n\x10\x61pprovals_needed\x18\x02 \x01(\r\x12\x13\n\x0b\x61pproved_by\x18\x03 \x03(\t\"O\n\x14\x41pproveRosterRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x15\n\rroster_sha256\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x17\n\x15\x41pproveRosterResponse\"P\n\tAuditHead\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x11\n\tat_unix_s\x18\x03 \x01(\x04\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"@\n\x19\x45xchangeAuditHeadsRequest\x12#\n\x04silo\x18\x01 \x01(\x0b\x32\x15.chorale.v1.AuditHead\"H\n\x1a\x45xchangeAuditHeadsResponse\x12*\n\x0b\x63oordinator\x18\x01 \x01(\x0b\x32\x15.chorale.v1.AuditHead\"\x1e\n\x0cLeaveRequest\x12\x0e\n\x06revoke\x18\x01 \x01(\x08\"\x0f\n\rLeaveResponse2\xcd\x03\n\x11MembershipService\x12]\n\x10RenewCertificate\x12#.chorale.v1.RenewCertificateRequest\x1a$.chorale.v1.RenewCertificateResponse\x12`\n\x11GetRosterProposal\x12$.chorale.v1.GetRosterProposalRequest\x1a%.chorale.v1.GetRosterProposalResponse\x12T\n\rApproveRoster\x12 .chorale.v1.ApproveRosterRequest\x1a!.chorale.v1.ApproveRosterResponse\x12\x63\n\x12\x45xchangeAuditHeads\x12%.chorale.v1.ExchangeAuditHeadsRequest\x1a&.chorale.v1.ExchangeAuditHeadsResponse\x12<\n\x05Leave\x12\x18.chorale.v1.LeaveRequest\x1a\x19.chorale.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63horale/v1/membership.proto\x12\nchorale.v1\x1a\x17\x63horale/v1/secagg.proto\"9\n\x17RenewCertificateRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"H\n\x18RenewCertificateResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63\x61_certificates\x18\x02 \x03(\x0c\"\x1a\n\x18GetRosterProposalRequest\"n\n\x19GetRosterProposalResponse\x12\"\n\x06roster\x18\x01 \x01(\x0b\x32\x12.chorale.v1.Roster\x12\x18\n\x10\x61pprovals_needed\x18\x02 \x01(\r\x12\x13\n\x0b\x61pproved_by\x18\x03 \x03(\t\"O\n\x14\x41pproveRosterRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x15\n\rroster_sha256\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x17\n\x15\x41pproveRosterResponse\"P\n\tAuditHead\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x11\n\tat_unix_s\x18\x03 \x01(\x04\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"@\n\x19\x45xchangeAuditHeadsRequest\x12#\n\x04silo\x18\x01 \x01(\x0b\x32\x15.chorale.v1.AuditHead\"H\n\x1a\x45xchangeAuditHeadsResponse\x12*\n\x0b\x63oordinator\x18\x01 \x01(\x0b\x32\x15.chorale.v1.AuditHead\"\xeb\x01\n\tSiloFacts\x12.\n\x0c\x61vailability\x18\x01 \x01(\x0e\x32\x18.chorale.v1.Availability\x12\x12\n\x05queue\x18\x02 \x01(\rH\x00\x88\x01\x01\x12%\n\x08\x66ree_gpu\x18\x03 \x01(\x0e\x32\x13.chorale.v1.FreeGpu\x12+\n\x0b\x62udget_left\x18\x04 \x01(\x0e\x32\x16.chorale.v1.BudgetLeft\x12\"\n\x15\x65\x61rliest_start_unix_s\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x08\n\x06_queueB\x18\n\x16_earliest_start_unix_s\"e\n\x13PublishFactsRequest\x12\x15\n\rissued_unix_s\x18\x01 \x01(\x04\x12$\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x15.chorale.v1.SiloFacts\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x16\n\x14PublishFactsResponse\"\x1e\n\x0cLeaveRequest\x12\x0e\n\x06revoke\x18\x01 \x01(\x08\"\x0f\n\rLeaveResponse*X\n\x0c\x41vailability\x12\x1c\n\x18\x41VAILABILITY_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41VAILABILITY_UP\x10\x01\x12\x15\n\x11\x41VAILABILITY_DOWN\x10\x02*n\n\x07\x46reeGpu\x12\x18\n\x14\x46REE_GPU_UNSPECIFIED\x10\x00\x12\x11\n\rFREE_GPU_NONE\x10\x01\x12\x11\n\rFREE_GPU_SOME\x10\x02\x12\x11\n\rFREE_GPU_MOST\x10\x03\x12\x10\n\x0c\x46REE_GPU_ALL\x10\x04*\xaf\x01\n\nBudgetLeft\x12\x1b\n\x17\x42UDGET_LEFT_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x42UDGET_LEFT_UNDER_QUARTER\x10\x01\x12\x1a\n\x16\x42UDGET_LEFT_UNDER_HALF\x10\x02\x12$\n BUDGET_LEFT_UNDER_THREE_QUARTERS\x10\x03\x12#\n\x1f\x42UDGET_LEFT_OVER_THREE_QUARTERS\x10\x04\x32\xa0\x04\n\x11MembershipService\x12]\n\x10RenewCertificate\x12#.chorale.v1.RenewCertificateRequest\x1a$.chorale.v1.RenewCertificateResponse\x12`\n\x11GetRosterProposal\x12$.chorale.v1.GetRosterProposalRequest\x1a%.chorale.v1.GetRosterProposalResponse\x12T\n\rApproveRoster\x12 .chorale.v1.ApproveRosterRequest\x1a!.chorale.v1.ApproveRosterResponse\x12\x63\n\x12\x45xchangeAuditHeads\x12%.chorale.v1.ExchangeAuditHeadsRequest\x1a&.chorale.v1.ExchangeAuditHeadsResponse\x12Q\n\x0cPublishFacts\x12\x1f.chorale.v1.PublishFactsRequest\x1a .chorale.v1.PublishFactsResponse\x12<\n\x05Leave\x12\x18.chorale.v1.LeaveRequest\x1a\x19.chorale.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'chorale.v1.membership_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_AVAILABILITY']._serialized_start=1083
+  _globals['_AVAILABILITY']._serialized_end=1171
+  _globals['_FREEGPU']._serialized_start=1173
+  _globals['_FREEGPU']._serialized_end=1283
+  _globals['_BUDGETLEFT']._serialized_start=1286
+  _globals['_BUDGETLEFT']._serialized_end=1461
   _globals['_RENEWCERTIFICATEREQUEST']._serialized_start=68
   _globals['_RENEWCERTIFICATEREQUEST']._serialized_end=125
   _globals['_RENEWCERTIFICATERESPONSE']._serialized_start=127
@@ -50,10 +56,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXCHANGEAUDITHEADSREQUEST']._serialized_end=593
   _globals['_EXCHANGEAUDITHEADSRESPONSE']._serialized_start=595
   _globals['_EXCHANGEAUDITHEADSRESPONSE']._serialized_end=667
-  _globals['_LEAVEREQUEST']._serialized_start=669
-  _globals['_LEAVEREQUEST']._serialized_end=699
-  _globals['_LEAVERESPONSE']._serialized_start=701
-  _globals['_LEAVERESPONSE']._serialized_end=716
-  _globals['_MEMBERSHIPSERVICE']._serialized_start=719
-  _globals['_MEMBERSHIPSERVICE']._serialized_end=1180
+  _globals['_SILOFACTS']._serialized_start=670
+  _globals['_SILOFACTS']._serialized_end=905
+  _globals['_PUBLISHFACTSREQUEST']._serialized_start=907
+  _globals['_PUBLISHFACTSREQUEST']._serialized_end=1008
+  _globals['_PUBLISHFACTSRESPONSE']._serialized_start=1010
+  _globals['_PUBLISHFACTSRESPONSE']._serialized_end=1032
+  _globals['_LEAVEREQUEST']._serialized_start=1034
+  _globals['_LEAVEREQUEST']._serialized_end=1064
+  _globals['_LEAVERESPONSE']._serialized_start=1066
+  _globals['_LEAVERESPONSE']._serialized_end=1081
+  _globals['_MEMBERSHIPSERVICE']._serialized_start=1464
+  _globals['_MEMBERSHIPSERVICE']._serialized_end=2008
 # @@protoc_insertion_point(module_scope)

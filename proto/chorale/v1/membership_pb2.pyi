@@ -8,10 +8,76 @@ import chorale.v1.secagg_pb2
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _Availability:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _AvailabilityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Availability.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    AVAILABILITY_UNSPECIFIED: _Availability.ValueType  # 0
+    AVAILABILITY_UP: _Availability.ValueType  # 1
+    AVAILABILITY_DOWN: _Availability.ValueType  # 2
+
+class Availability(_Availability, metaclass=_AvailabilityEnumTypeWrapper): ...
+
+AVAILABILITY_UNSPECIFIED: Availability.ValueType  # 0
+AVAILABILITY_UP: Availability.ValueType  # 1
+AVAILABILITY_DOWN: Availability.ValueType  # 2
+global___Availability = Availability
+
+class _FreeGpu:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _FreeGpuEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_FreeGpu.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    FREE_GPU_UNSPECIFIED: _FreeGpu.ValueType  # 0
+    FREE_GPU_NONE: _FreeGpu.ValueType  # 1
+    FREE_GPU_SOME: _FreeGpu.ValueType  # 2
+    FREE_GPU_MOST: _FreeGpu.ValueType  # 3
+    FREE_GPU_ALL: _FreeGpu.ValueType  # 4
+
+class FreeGpu(_FreeGpu, metaclass=_FreeGpuEnumTypeWrapper): ...
+
+FREE_GPU_UNSPECIFIED: FreeGpu.ValueType  # 0
+FREE_GPU_NONE: FreeGpu.ValueType  # 1
+FREE_GPU_SOME: FreeGpu.ValueType  # 2
+FREE_GPU_MOST: FreeGpu.ValueType  # 3
+FREE_GPU_ALL: FreeGpu.ValueType  # 4
+global___FreeGpu = FreeGpu
+
+class _BudgetLeft:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _BudgetLeftEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_BudgetLeft.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    BUDGET_LEFT_UNSPECIFIED: _BudgetLeft.ValueType  # 0
+    BUDGET_LEFT_UNDER_QUARTER: _BudgetLeft.ValueType  # 1
+    BUDGET_LEFT_UNDER_HALF: _BudgetLeft.ValueType  # 2
+    BUDGET_LEFT_UNDER_THREE_QUARTERS: _BudgetLeft.ValueType  # 3
+    BUDGET_LEFT_OVER_THREE_QUARTERS: _BudgetLeft.ValueType  # 4
+
+class BudgetLeft(_BudgetLeft, metaclass=_BudgetLeftEnumTypeWrapper): ...
+
+BUDGET_LEFT_UNSPECIFIED: BudgetLeft.ValueType  # 0
+BUDGET_LEFT_UNDER_QUARTER: BudgetLeft.ValueType  # 1
+BUDGET_LEFT_UNDER_HALF: BudgetLeft.ValueType  # 2
+BUDGET_LEFT_UNDER_THREE_QUARTERS: BudgetLeft.ValueType  # 3
+BUDGET_LEFT_OVER_THREE_QUARTERS: BudgetLeft.ValueType  # 4
+global___BudgetLeft = BudgetLeft
 
 @typing.final
 class RenewCertificateRequest(google.protobuf.message.Message):
@@ -187,6 +253,83 @@ class ExchangeAuditHeadsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["coordinator", b"coordinator"]) -> None: ...
 
 global___ExchangeAuditHeadsResponse = ExchangeAuditHeadsResponse
+
+@typing.final
+class SiloFacts(google.protobuf.message.Message):
+    """SiloFacts is what a silo chooses to say about itself: enums and integers, never text. What is
+    absent, or an enum's UNSPECIFIED, says nothing.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AVAILABILITY_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    FREE_GPU_FIELD_NUMBER: builtins.int
+    BUDGET_LEFT_FIELD_NUMBER: builtins.int
+    EARLIEST_START_UNIX_S_FIELD_NUMBER: builtins.int
+    availability: global___Availability.ValueType
+    queue: builtins.int
+    """Jobs before this federation's, at most 1000."""
+    free_gpu: global___FreeGpu.ValueType
+    budget_left: global___BudgetLeft.ValueType
+    earliest_start_unix_s: builtins.int
+    """A whole minute, at most 31 days from issued_unix_s."""
+    def __init__(
+        self,
+        *,
+        availability: global___Availability.ValueType = ...,
+        queue: builtins.int | None = ...,
+        free_gpu: global___FreeGpu.ValueType = ...,
+        budget_left: global___BudgetLeft.ValueType = ...,
+        earliest_start_unix_s: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_earliest_start_unix_s", b"_earliest_start_unix_s", "_queue", b"_queue", "earliest_start_unix_s", b"earliest_start_unix_s", "queue", b"queue"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_earliest_start_unix_s", b"_earliest_start_unix_s", "_queue", b"_queue", "availability", b"availability", "budget_left", b"budget_left", "earliest_start_unix_s", b"earliest_start_unix_s", "free_gpu", b"free_gpu", "queue", b"queue"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_earliest_start_unix_s", b"_earliest_start_unix_s"]) -> typing.Literal["earliest_start_unix_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_queue", b"_queue"]) -> typing.Literal["queue"] | None: ...
+
+global___SiloFacts = SiloFacts
+
+@typing.final
+class PublishFactsRequest(google.protobuf.message.Message):
+    """Whose facts they are, the connection says; the signature is over the names of both as well."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ISSUED_UNIX_S_FIELD_NUMBER: builtins.int
+    FACTS_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    issued_unix_s: builtins.int
+    """Within 5 minutes of the coordinator's clock, and at least 10 seconds after the last."""
+    signature: builtins.bytes
+    """By the silo's Ed25519 key over (federation, silo, issued_unix_s, availability, free_gpu,
+    budget_left, queue, earliest_start_unix_s), each of the five as a tuple of none or one.
+    """
+    @property
+    def facts(self) -> global___SiloFacts: ...
+    def __init__(
+        self,
+        *,
+        issued_unix_s: builtins.int = ...,
+        facts: global___SiloFacts | None = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["facts", b"facts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["facts", b"facts", "issued_unix_s", b"issued_unix_s", "signature", b"signature"]) -> None: ...
+
+global___PublishFactsRequest = PublishFactsRequest
+
+@typing.final
+class PublishFactsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___PublishFactsResponse = PublishFactsResponse
 
 @typing.final
 class LeaveRequest(google.protobuf.message.Message):

@@ -54,6 +54,11 @@ class MembershipServiceStub(object):
                 request_serializer=chorale_dot_v1_dot_membership__pb2.ExchangeAuditHeadsRequest.SerializeToString,
                 response_deserializer=chorale_dot_v1_dot_membership__pb2.ExchangeAuditHeadsResponse.FromString,
                 _registered_method=True)
+        self.PublishFacts = channel.unary_unary(
+                '/chorale.v1.MembershipService/PublishFacts',
+                request_serializer=chorale_dot_v1_dot_membership__pb2.PublishFactsRequest.SerializeToString,
+                response_deserializer=chorale_dot_v1_dot_membership__pb2.PublishFactsResponse.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/chorale.v1.MembershipService/Leave',
                 request_serializer=chorale_dot_v1_dot_membership__pb2.LeaveRequest.SerializeToString,
@@ -92,6 +97,13 @@ class MembershipServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PublishFacts(self, request, context):
+        """PublishFacts replaces what this silo says about itself. It is kept in memory, for 15 minutes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Leave(self, request, context):
         """Leave says that the silo takes part in no further round; with revoke its certificate ends now.
         """
@@ -121,6 +133,11 @@ def add_MembershipServiceServicer_to_server(servicer, server):
                     servicer.ExchangeAuditHeads,
                     request_deserializer=chorale_dot_v1_dot_membership__pb2.ExchangeAuditHeadsRequest.FromString,
                     response_serializer=chorale_dot_v1_dot_membership__pb2.ExchangeAuditHeadsResponse.SerializeToString,
+            ),
+            'PublishFacts': grpc.unary_unary_rpc_method_handler(
+                    servicer.PublishFacts,
+                    request_deserializer=chorale_dot_v1_dot_membership__pb2.PublishFactsRequest.FromString,
+                    response_serializer=chorale_dot_v1_dot_membership__pb2.PublishFactsResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -236,6 +253,33 @@ class MembershipService(object):
             '/chorale.v1.MembershipService/ExchangeAuditHeads',
             chorale_dot_v1_dot_membership__pb2.ExchangeAuditHeadsRequest.SerializeToString,
             chorale_dot_v1_dot_membership__pb2.ExchangeAuditHeadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PublishFacts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/chorale.v1.MembershipService/PublishFacts',
+            chorale_dot_v1_dot_membership__pb2.PublishFactsRequest.SerializeToString,
+            chorale_dot_v1_dot_membership__pb2.PublishFactsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,12 @@ class MembershipServiceStub:
     ]
     """ExchangeAuditHeads leaves the silo's signed audit head here and returns the coordinator's."""
 
+    PublishFacts: grpc.UnaryUnaryMultiCallable[
+        chorale.v1.membership_pb2.PublishFactsRequest,
+        chorale.v1.membership_pb2.PublishFactsResponse,
+    ]
+    """PublishFacts replaces what this silo says about itself. It is kept in memory, for 15 minutes."""
+
     Leave: grpc.UnaryUnaryMultiCallable[
         chorale.v1.membership_pb2.LeaveRequest,
         chorale.v1.membership_pb2.LeaveResponse,
@@ -75,6 +81,12 @@ class MembershipServiceAsyncStub:
         chorale.v1.membership_pb2.ExchangeAuditHeadsResponse,
     ]
     """ExchangeAuditHeads leaves the silo's signed audit head here and returns the coordinator's."""
+
+    PublishFacts: grpc.aio.UnaryUnaryMultiCallable[
+        chorale.v1.membership_pb2.PublishFactsRequest,
+        chorale.v1.membership_pb2.PublishFactsResponse,
+    ]
+    """PublishFacts replaces what this silo says about itself. It is kept in memory, for 15 minutes."""
 
     Leave: grpc.aio.UnaryUnaryMultiCallable[
         chorale.v1.membership_pb2.LeaveRequest,
@@ -115,6 +127,14 @@ class MembershipServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[chorale.v1.membership_pb2.ExchangeAuditHeadsResponse, collections.abc.Awaitable[chorale.v1.membership_pb2.ExchangeAuditHeadsResponse]]:
         """ExchangeAuditHeads leaves the silo's signed audit head here and returns the coordinator's."""
+
+    @abc.abstractmethod
+    def PublishFacts(
+        self,
+        request: chorale.v1.membership_pb2.PublishFactsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[chorale.v1.membership_pb2.PublishFactsResponse, collections.abc.Awaitable[chorale.v1.membership_pb2.PublishFactsResponse]]:
+        """PublishFacts replaces what this silo says about itself. It is kept in memory, for 15 minutes."""
 
     @abc.abstractmethod
     def Leave(

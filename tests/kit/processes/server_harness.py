@@ -20,9 +20,10 @@ from chorale.v1 import (
 )
 from lab.loopback import free_port
 from server.audit import AuditLog
-from server.context import Liveness
+from server.context import Liveness, PublishedFacts
 from server.errors import WrongRoundError
 from server.members.audit_heads import AuditHeadExchange
+from server.members.public_facts import PublicFacts
 from server.members.renewal import Renewals
 from server.members.root import create_root
 from server.members.roster_approvals import RosterApprovals
@@ -158,6 +159,7 @@ class Coordinator:
         self.metrics = CoordinatorMetrics()
         self.upkeep = Upkeep(trust=self.trust, tls=self.tls, audit=self.audit, metrics=self.metrics)
         self.liveness = Liveness(self.clock)
+        self.facts = PublishedFacts(self.clock)
         self.changes = 0
         self.standing = Standing(
             store=self.store, audit=self.audit, liveness=self.liveness, changed=self._changed
@@ -178,6 +180,7 @@ class Coordinator:
                 audit=self.audit,
                 conductor=self.conductor,
                 last_seen=lambda _: 0.0,
+                facts=self.facts.of,
                 invited=self._invited,
                 clock=self.clock,
             )
@@ -219,6 +222,7 @@ class Coordinator:
                         signing_key=self.signing_key,
                         clock=self.clock,
                     ),
+                    public_facts=PublicFacts(store=self.store, facts=self.facts, clock=self.clock),
                     rosters=RosterApprovals(store=self.store, audit=self.audit, clock=self.clock),
                 )
             ),
