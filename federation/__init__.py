@@ -3,6 +3,7 @@
     transcript/    the transcript of an aggregation, recomputed by whoever reads it
     forecast/      what a plan costs and protects, before it starts, also in the other modes
     wire.py        protobuf
+    selection/     whom a round asks, by public facts and by what a model proposed
     chain/         tasks, published sums, records, and does the published adapter follow?
     plan/          the run plan: its tables, how it is read, and what it charges
     aggregate/     the methods, the server optimisers and step, the gauge

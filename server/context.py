@@ -39,7 +39,6 @@ from server.store.blobs.storage import BlobStorage
 
 __all__ = [
     "FACTS_FOR_S",
-    "Advisor",
     "Liveness",
     "PublishedFacts",
     "RunContext",
@@ -173,14 +172,6 @@ class PublishedFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Advisor:
-    """A model, and where it answers."""
-
-    endpoint: Endpoint
-    model: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunContext:
     """What every run of this coordinator shares."""
 
@@ -196,5 +187,5 @@ class RunContext:
     facts: PublishedFacts = field(default_factory=PublishedFacts)
     """What silos say about themselves."""
     clock: Callable[[], float] = time.time
-    advisor: Advisor | None = None
+    advisor: Endpoint | None = None
     """Whom advised rounds ask; None where none is configured."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import structlog
+from pydantic import SecretStr
 
 from chorale.v1 import admin_pb2_grpc, membership_pb2_grpc, round_pb2_grpc
 from federation.errors import AuditChainError, ProbeError, ProbePortError
@@ -27,6 +28,7 @@ from ops.probes.heartbeat import Heartbeat, tell_service_manager
 from ops.probes.server import Probes, Spaced
 from ops.probes.tls import ProbeTls
 from secagg.suite import verification_key
+from server.advisor.endpoint import Endpoint
 from server.audit import AuditEvent, AuditLog
 from server.conductor.conductor import Conductor
 from server.conductor.scrape import Scrape
@@ -297,21 +299,22 @@ async def _beside(*loops: Callable[[], Coroutine[Any, Any, None]]) -> AsyncItera
                 await task
 
 
-def _advisor(config: CoordinatorConfig) -> Advisor | None:
+def _advisor(config: CoordinatorConfig) -> Endpoint | None:
     """Whom advised rounds ask.
 
     Raises:
-        ConfigurationError: One of url and model is given alone, or the key cannot be read.
+        ConfigurationError: One of url and model is given alone, or one of them cannot be used.
     """
     if config.advisor_url is None and config.advisor_model is None:
         return None
     if config.advisor_url is None or config.advisor_model is None:
         raise ConfigurationError("advisor_url and advisor_model go together: set both, or neither")
     key = config.advisor_key()
-    endpoint = Endpoint(
-        config.advisor_url, api_key=None if key is None else SecretStr(key)
+    return Endpoint(
+        config.advisor_url,
+        config.advisor_model,
+        api_key=None if key is None else SecretStr(key),
     )
-    return Advisor(endpoint=endpoint, model=config.advisor_model)
 
 
 def _of_probes(error: ProbeError) -> ConfigurationError:

@@ -257,11 +257,15 @@ class CoordinatorMetrics:
             ["outcome"],
             registry=reg,
         )
+        for advised in AdviceOutcome:
+            self.advice.labels(outcome=advised.value)
         self.advice_seconds = Counter(
             "chorale_advice_seconds", "Time that rounds waited for the advisor.", registry=reg
         )
         self.advice_tokens = Counter(
-            "chorale_advice_tokens", "Tokens of requests to the advisor and its answers.", registry=reg
+            "chorale_advice_tokens",
+            "Tokens of requests to the advisor and its answers.",
+            registry=reg,
         )
         self.stalled_since = Gauge(
             "chorale_run_stalled_since_timestamp_seconds",
@@ -355,8 +359,6 @@ class CoordinatorMetrics:
             self.update_norm_ratio,
         ):
             gauge.set(math.nan)
-        for advised in AdviceOutcome:
-            self.advice.labels(outcome=advised.value)
         for kind in ("read", "write"):
             self.store_seconds.labels(kind=kind)
         for outcome in RoundOutcome:

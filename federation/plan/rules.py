@@ -241,8 +241,8 @@ def _ranges(plan: Plan) -> Iterator[str]:
         if not fewest <= plan.evolve.local_epochs <= most:
             yield (
                 f"selection.ranges.local_epochs: [{fewest}, {most}] leaves out "
-                f"evolve.local_epochs = {plan.evolve.local_epochs}, which holds where a choice says "
-                "nothing: widen it"
+                f"evolve.local_epochs = {plan.evolve.local_epochs}, which holds where a choice "
+                "says nothing: widen it"
             )
         if mode in RECORD_MODES:
             yield (

@@ -370,7 +370,7 @@ class SelectionAdviceSection(Section):
     may_stop: bool = False
     """Whether a proposal may pause the run after the round; an admin says what follows."""
     may_diagnose: bool = True
-    """Whether a proposal may ask for a diagnosis, which the audit log and ``run watch`` then say."""
+    """Whether a proposal may ask for a diagnosis, which the audit log then says."""
 
 
 class SelectionSection(Section):
@@ -446,11 +446,10 @@ class SelectionSection(Section):
             if self.schedule.kind == "decay" and low > high:
                 raise ValueError(f"schedule.to: a decay from {high} does not end at {low}")
             most = max(low, high)
-        if self.policy == "power-of-choice":
-            if self.candidates is None or most is None or self.candidates <= most:
-                raise ValueError(
-                    f"candidates: more than {most} have to be drawn, or nothing is chosen among them"
-                )
+        if self.policy == "power-of-choice" and (self.candidates or 0) <= (most or 0):
+            raise ValueError(
+                f"candidates: more than {most} have to be drawn, or nothing is chosen among them"
+            )
 
 
 class VetoesSection(Section):

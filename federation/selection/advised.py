@@ -9,7 +9,13 @@ from __future__ import annotations
 from typing import Final
 
 from federation.advice.proposal import Limits
-from federation.advice.state import PublishedFacts, RoundOutcome, RoundState, RoundSummary, SiloState
+from federation.advice.state import (
+    PublishedFacts,
+    RoundOutcome,
+    RoundState,
+    RoundSummary,
+    SiloState,
+)
 from federation.plan.tables import SelectionAdviceSection
 from federation.selection.decide import Inputs
 from federation.selection.policies import PastRound, PublicFacts, PublicHistory
@@ -22,7 +28,7 @@ OUTCOMES: Final = {
     "skipped": RoundOutcome.SKIPPED,
     "quarantined": RoundOutcome.QUARANTINED,
     "bisected": RoundOutcome.BISECTED,
-    "rollback": RoundOutcome.ROLLED_BACK,
+    "rollback": RoundOutcome.ROLLBACK,
 }
 MAX_WAIT_S: Final = 10_000_000
 

@@ -33,7 +33,13 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from federation.membership.facts import Availability, FreeGpu, SiloFacts
-from federation.selection.policies import Choice, Counted, PublicFacts, PublicHistory, SelectionPolicy
+from federation.selection.policies import (
+    Choice,
+    Counted,
+    PublicFacts,
+    PublicHistory,
+    SelectionPolicy,
+)
 
 __all__ = ["Oort", "PowerOfChoice", "readiness"]
 

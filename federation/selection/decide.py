@@ -39,7 +39,7 @@ from federation.selection.policies import (
     RoundRobin,
     SelectionPolicy,
 )
-from secagg import bounds, canonical
+from secagg import canonical
 
 __all__ = ["ADVISED", "POLICIES", "Inputs", "decide", "policy_of", "public_draw"]
 
@@ -59,7 +59,7 @@ _STRICT: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
 class Inputs:
     """What one decision follows from, but for a proposal."""
 
-    run_id: Annotated[str, Field(max_length=bounds.MAX_NAME)]
+    run_id: Annotated[str, Field(max_length=128)]
     plan_sha256: str
     """In hexadecimal."""
     section: SelectionSection
@@ -73,7 +73,7 @@ class Inputs:
 
     def to_json(self) -> bytes:
         """For the store; at most a mebibyte."""
-        return _INPUTS.dump_json(self, exclude_none=True)
+        return _INPUTS.dump_json(self)
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
@@ -107,7 +107,8 @@ def policy_of(section: SelectionSection) -> SelectionPolicy:
 
     Rounds of an advised plan without a count ask everybody.
     """
-    name, given = section.policy, section.model_dump(exclude_none=True)
+    name: str = section.policy
+    given = section.model_dump(exclude_none=True)
     if name == ADVISED:
         name = (section.advice or SelectionAdviceSection()).then if section.varies else All.name
     made = POLICIES[name]

@@ -1,11 +1,11 @@
-"""How a round's silos are chosen: the seam that policies are written to, and those that need no more.
+"""How a round's silos are chosen: the seam that policies are written to, and the plain ones.
 
     all            everybody: nothing is chosen and nothing stored
     random         K of those who are there, drawn uniformly without replacement
     round-robin    the K of them who were asked longest ago
 
-``by_facts.py`` has those that go by published facts, ``decide.py`` what a proposal changes. K is the
-plan's ``count``, or moves with the rounds by its ``schedule``.
+``by_facts.py`` has those that go by published facts, ``decide.py`` what a proposal changes. K is
+the plan's ``count``, or moves with the rounds by its ``schedule``.
 
 ``RoundRobin`` goes by when a silo was asked and not by when it was in a sum, or one that is lost
 each time would be asked in every round.
@@ -53,7 +53,7 @@ class PublicFacts:
     """Of its last call; 0 for never."""
     lost_in_a_row: int
     """Attempts of this run that it was lost from since it was last in a sum to its end."""
-    published: SiloFacts = SiloFacts()
+    published: SiloFacts = field(default_factory=SiloFacts)
     """What it published of itself lately; nobody checks whether it is true."""
 
 
@@ -179,7 +179,7 @@ def asked_in(
     """
     if schedule is None:
         return count
-    if schedule.kind == "decay":
+    if schedule.rate is not None:
         # To nine digits: a K that is a whole number but for rounding is not one more.
         return max(schedule.to, math.ceil(round(count * (1 - schedule.rate) ** (number - 1), 9)))
     share = (number - 1) / max(planned - 1, 1)

@@ -185,12 +185,12 @@ def _lines(told: dict[str, Any], *, equal: bool) -> list[str]:
         f"round {told['round']} of {told['run']}, policy {told['policy']}",
         f"there were {len(there)}: {', '.join(there)}; at least {told['at_least']} are needed",
     ]
-    for turn in advice.get("turns", ()):
-        lines.append(
-            f"asked {turn['request_sha256'][:16]}, answered "
-            f"{turn['failure'] or turn['answer_sha256'][:16]} after {turn['seconds']:.1f} s, "
-            f"{turn['tokens']} tokens"
-        )
+    lines.extend(
+        f"asked {turn['request_sha256'][:16]}, answered "
+        f"{turn['failure'] or turn['answer_sha256'][:16]} after {turn['seconds']:.1f} s, "
+        f"{turn['tokens']} tokens"
+        for turn in advice.get("turns", ())
+    )
     if advice:
         lines.append(f"verdict: {printable(advice['verdict'])}")
         if advice["reason"]:

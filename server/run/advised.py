@@ -33,7 +33,7 @@ from federation.selection.decide import Inputs, decide
 from federation.selection.decided import NO_ADVISOR, why_none
 from federation.selection.policies import Choice
 from secagg.parameters import threshold
-from server.advisor.endpoint import consult
+from server.advisor.consult import consult
 from server.context import RunContext
 from server.metrics import AdviceOutcome
 from server.store.runs import RunRow
@@ -76,7 +76,12 @@ class Advised:
             )
             self._keep(number, record)
         record = await consult(
-            record, advisor.endpoint, on_turn=lambda grown: self._keep(number, grown)
+            record.state,
+            record.budget,
+            advisor,
+            record.model,
+            on_turn=lambda grown: self._keep(number, grown),
+            so_far=record,
         )
         outcome = replay(record)
         seconds = sum(turn.milliseconds for turn in record.turns) / 1000

@@ -1,7 +1,7 @@
 """What pauses a run after a round that has closed, and what its admin is told then.
 
-Three things do: a bisection, whose round adopts nothing (``server/conductor/bisection.py``); as many
-vetoes as the plan says (``server/run/vetoes.py``); and a proposal of the advisor that the plan
+Three things do: a bisection, whose round adopts nothing (``server/conductor/bisection.py``); as
+many vetoes as the plan says (``server/run/vetoes.py``); and a proposal of the advisor that the plan
 allowed to stop the run (``federation/selection/decide.py``).
 
 Invariant: whether a round pauses its run follows from its closed figures, its stored choice and the

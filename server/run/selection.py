@@ -5,9 +5,10 @@ The policies are in ``federation/selection``; what an advisor is asked, in ``adv
 Ordered invariants:
 
 1. A round is chosen for once, before its first task is signed. What the choice follows from is
-   durable before anybody is asked, so that a restart in between decides alike. The choice and its line in the audit
-   log are one durable change, and a coordinator that restarts reads it back, so every task of the
-   round, of whatever step or attempt, invites its silos or fewer (``server/run/cohorts.py``).
+   durable before anybody is asked, so that a restart in between decides alike. The choice and its
+   line in the audit log are one durable change, and a coordinator that restarts reads it back, so
+   every task of the round, of whatever step or attempt, invites its silos or fewer
+   (``server/run/cohorts.py``).
 2. A policy sees public facts alone, those of ``PublicFacts`` and ``PublicHistory``, and a stream of
    random numbers that run id, round and plan digest seed, so that it would choose alike again.
    ``chorale audit decisions`` writes them down, and anybody can (``chorale-lab replay-decisions``).
@@ -33,9 +34,9 @@ from typing import Final
 
 import structlog
 
+from federation.membership.facts import SiloFacts
 from federation.plan.plan import Plan
 from federation.selection.decide import ADVISED, Inputs, decide
-from federation.membership.facts import SiloFacts
 from federation.selection.policies import All, Choice, PastRound, PublicFacts, PublicHistory
 from federation.text import printable
 from secagg import bounds
@@ -167,7 +168,7 @@ class Selection:
 
     def _unsound(self, choice: Choice, live: Mapping[str, PublicFacts]) -> str:
         """Why a choice may not be stored and signed, without a word of it; empty if it may."""
-        silos, why, moves = choice.silos, choice.why, self._plan.selection.ranges
+        silos, why = choice.silos, choice.why
         if type(silos) is not tuple or any(silo_id not in live for silo_id in silos):
             return "chose somebody who is not there"
         if not bounds.is_strictly_sorted(silos):
@@ -178,11 +179,13 @@ class Selection:
             return f"chose {len(silos)} of {len(live)}, and rounds of this plan ask everybody"
         if type(why) is not str or not 0 < len(why) <= MAX_WHY or printable(why) != why:
             return f"gave no reason of one line and at most {MAX_WHY} characters"
-        for name, value in (
-            ("ready_deadline_s", choice.ready_deadline_s),
-            ("local_epochs", choice.local_epochs),
-        ):
-            given = None if moves is None else getattr(moves, name)
+        return self._moved_too_far(choice)
+
+    def _moved_too_far(self, choice: Choice) -> str:
+        ranges = self._plan.selection.ranges
+        for name in ("ready_deadline_s", "local_epochs"):
+            value = getattr(choice, name)
+            given = None if ranges is None else getattr(ranges, name)
             if value is None:
                 continue
             if given is None or type(value) is not int or not given[0] <= value <= given[1]:

@@ -70,9 +70,7 @@ class Decisions:
             ).first()
         if row is None:
             return None
-        return DecisionRow(
-            run_id=row.run_id, round=row.round, inputs=row.inputs, advice=row.advice
-        )
+        return DecisionRow(run_id=row.run_id, round=row.round, inputs=row.inputs, advice=row.advice)
 
     def rounds(self, run_id: str) -> tuple[int, ...]:
         """Return the rounds of a run that have a row, in order."""

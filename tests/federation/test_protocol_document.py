@@ -33,7 +33,7 @@ from tests.kit.paths import ROOT
 ENCODINGS = ROOT / "docs" / "protocol-encodings.md"
 PROTOCOL = ROOT / "docs" / "protocol.md"
 PACKAGES = ("secagg", "dp", "federation", "ops", "evolution", "server", "silo_agent")
-DOMAIN = re.compile(r"chorale/(?:v[12]/[a-z0-9/-]+|initial-adapter/v1)")
+DOMAIN = re.compile(r"chorale/(?:v[123]/[a-z0-9/-]+|initial-adapter/v1)")
 NO_STATEMENT = {
     "chorale/v1/privacy-spec",
     "chorale/v1/gauge/",

@@ -192,9 +192,9 @@ def test_every_field_of_a_record_is_signed():
     assert after(initial(), "skipped").signed_bytes() == kept.signed_bytes()
 
 
-@pytest.mark.parametrize("invited", [(), ("ant", "bee")])
-def test_every_field_of_a_task_is_signed(invited):
-    signed = replace(task(), invited=invited).sign(KEY)
+@pytest.mark.parametrize(("invited", "epochs"), [((), 0), (("ant", "bee"), 0), (("ant", "bee"), 2)])
+def test_every_field_of_a_task_is_signed(invited, epochs):
+    signed = replace(task(), invited=invited, local_epochs=epochs).sign(KEY)
     signed.verify(PUBLIC)
     for field in fields(RoundTask):
         value = getattr(signed, field.name)
@@ -203,6 +203,10 @@ def test_every_field_of_a_task_is_signed(invited):
             changed = b"9" * 32
         if field.name == "invited":
             changed = ("ant",)
+        if field.name == "local_epochs" and not invited:
+            with pytest.raises(ChainError, match="names whom it invites"):
+                replace(signed, local_epochs=1)
+            continue
         with pytest.raises(ChainError, match="not signed"):
             replace(signed, **{field.name: changed}).verify(PUBLIC)
     with pytest.raises(ChainError, match="not signed"):

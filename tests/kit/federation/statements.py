@@ -18,12 +18,12 @@ from federation.audit.head import AuditHead
 from federation.chain import groups, preflight, record, task, verify
 from federation.membership.invite import join_statement
 from federation.membership.renewal import renew_statement, trust_sha256
+from federation.selection.decide import SELECTION_DOMAIN
 from secagg import canonical, messages, suite, transcript
 from secagg.descriptor import Descriptor
 from secagg.messages import DebitHead, KemKeys, KeyBundle, MaskedInputHeader
 from secagg.roster import approval_statement
 from secagg.transcript import ShareKind
-from server.run.selection import SELECTION_DOMAIN
 from silo_agent.books.spent import SpentDocument
 from tests.kit.secagg.secagg_samples import make_descriptor, make_roster, signing_key
 
@@ -112,6 +112,7 @@ TASK = task.RoundTask(
     ready_deadline_unix_s=1000,
 )
 INVITING_TASK = replace(TASK, invited=("silo-000", "silo-001"))
+MOVED_TASK = replace(INVITING_TASK, local_epochs=2)
 PART = record.RecordPart(
     descriptor_sha256=digest_of("descriptor"),
     sum_sha256=digest_of("sum"),
@@ -180,7 +181,8 @@ class Statement:
 
     @property
     def version(self) -> int:
-        return 2 if self.domain.startswith("chorale/v2/") else 1
+        forms = {"v2": 2, "v3": 3}
+        return forms.get(self.domain.split("/")[1], 1)
 
 
 def of(document: Any, *left_out: str, **other: Any) -> dict[str, Any]:
@@ -355,8 +357,15 @@ def of_a_federation() -> list[Statement]:
                 "sha256": NEXT_ROSTER.sha256,
             },
         ),
-        Statement("chorale/v1/round-task", TASK.signed_bytes(), of(TASK, "invited")),
-        Statement("chorale/v2/round-task", INVITING_TASK.signed_bytes(), of(INVITING_TASK)),
+        Statement(
+            "chorale/v1/round-task", TASK.signed_bytes(), of(TASK, "invited", "local_epochs")
+        ),
+        Statement(
+            "chorale/v2/round-task",
+            INVITING_TASK.signed_bytes(),
+            of(INVITING_TASK, "local_epochs"),
+        ),
+        Statement("chorale/v3/round-task", MOVED_TASK.signed_bytes(), of(MOVED_TASK)),
         *map(of_record, (RECORD, ROLLBACK, GROUPS, HYBRID_ROLLBACK)),
         Statement(
             "chorale/v1/adapter-record-link",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from secagg import hybrid
+from server.advisor.endpoint import Endpoint
 from server.audit import AuditLog
 from server.conductor.conductor import Conductor
 from server.context import Liveness, RunContext, Signal
@@ -90,9 +91,16 @@ class World:
     """One coordinator with its directory, and its silos."""
 
     def __init__(
-        self, directory: Path, *, silos: int = 4, colluding: int = 1, suite: int = hybrid.SUITE
+        self,
+        directory: Path,
+        *,
+        silos: int = 4,
+        colluding: int = 1,
+        suite: int = hybrid.SUITE,
+        advisor: Endpoint | None = None,
     ) -> None:
         self.directory = directory
+        self.advisor = advisor
         self.suite = suite
         self.clock = Clock()
         self.roster = signed_roster(make_roster(silos, colluding))
@@ -118,6 +126,7 @@ class World:
             changed=SteppedSignal(self),
             scratch=self.directory / "scratch",
             clock=self.clock,
+            advisor=self.advisor,
         )
         self.conductor = Conductor(self.context)
         start = partial(self.conductor.start_run, suite=self.suite)

@@ -6,6 +6,8 @@ import pytest
 
 from federation.chain.task import RoundTask
 from federation.errors import PlanError
+from federation.selection import decide as deciding
+from federation.selection.policies import Choice, Counted, SelectionPolicy
 from secagg import suite
 from server.conductor.bisection import request_bisection
 from server.conductor.status import watch_response
@@ -13,7 +15,7 @@ from server.errors import BisectionError, WrongRoundError
 from server.run import selection
 from server.run.chain import Chain
 from server.run.cohorts import Cohorts
-from server.run.selection import Choice, Counted, RandomDraw, Selection, SelectionPolicy
+from server.run.selection import Selection
 from server.store.runs import RunState
 from server.store.tasks import Tasks
 from tests.kit.secagg.secagg_samples import silo_names
@@ -30,9 +32,9 @@ NOISE = {"mode": "silo", "noise": 0.05}
 @pytest.fixture(autouse=True)
 def _the_same_draw_in_every_run(monkeypatch):
     """A run's id is random, and these tests are about what a draw leads to."""
-    real = selection.public_draw
+    real = deciding.public_draw
     monkeypatch.setattr(
-        selection, "public_draw", lambda _run, number, _plan: real("run-1", number, bytes(32))
+        deciding, "public_draw", lambda _run, number, _plan: real("run-1", number, bytes(32))
     )
 
 
@@ -152,14 +154,14 @@ def test_a_coordinator_killed_after_a_choice_asks_the_same_silos(
     world, monkeypatch, owner, name, when
 ):
     cut_after(monkeypatch, owner, name, when)
-    drawn, real = [], selection.public_draw
+    drawn, real = [], deciding.public_draw
 
     def otherwise(run_id, round_number, plan_sha256):
         # What is chosen anew comes out otherwise: only what is read back is the same.
         drawn.append(round_number)
         return real(run_id, 100 * len(drawn) + round_number, plan_sha256)
 
-    monkeypatch.setattr(selection, "public_draw", otherwise)
+    monkeypatch.setattr(deciding, "public_draw", otherwise)
     run_id = asyncio.run(world.run_over_power_cuts(plan(rounds=4), down_s=1))
     assert world.store.runs.get(run_id).state is RunState.FINISHED
     made = choices(world, run_id)
@@ -307,14 +309,14 @@ WRONG = [
     *(
         (
             Choice(silos=NAMES[:3], why=why),
-            "'random' gave no reason of one line and at most 200 characters",
+            "'random' gave no reason of one line and at most 600 characters",
         )
-        for why in ("", "two\nlines", "x" * 201, None)
+        for why in ("", "two\nlines", "x" * 601, None)
     ),
     *(
         (
             Choice(silos=NAMES[:3], why=WHY, ready_deadline_s=moved),
-            "'random' moved the ready deadline out of [30, 90]",
+            "'random' moved ready_deadline_s out of the plan's range",
         )
         for moved in (29, 91, True, 45.0)
     ),
@@ -324,7 +326,7 @@ WRONG = [
 def broken(monkeypatch, answer):
     monkeypatch.setattr(Broken, "answer", answer)
     monkeypatch.setattr(selection, "CHOOSE_S", 0.05)
-    monkeypatch.setattr(selection, "POLICIES", {"random": Broken})
+    monkeypatch.setattr(deciding, "POLICIES", {"random": Broken})
 
 
 @pytest.mark.parametrize(("answer", "why"), WRONG)
@@ -354,7 +356,7 @@ def test_without_a_range_a_choice_may_not_move_the_deadline(world, monkeypatch):
     broken(monkeypatch, Choice(silos=NAMES[:3], why=WHY, ready_deadline_s=61))
     run_id = asyncio.run(world.run(plan(rounds=1)))
     (row,) = choices(world, run_id).values()
-    assert row.why == "everybody: 'random' moved the ready deadline out of [60, 60]"
+    assert row.why == "everybody: 'random' moved ready_deadline_s out of the plan's range"
 
 
 def test_who_refuses_for_good_costs_one_round_and_is_chosen_no_more(world):
@@ -559,8 +561,7 @@ def test_a_stored_choice_outlives_another_policy_object(world):
     """The store decides, whatever the process has in memory."""
     asyncio.run(world.run(plan(rounds=1)))
     driver = world.driver
-    made = Selection(row=driver.row, plan=driver.plan, context=world.context)
-    assert isinstance(made._policy, RandomDraw)
+    made = Selection(row=driver.row, plan=driver.plan, roster=driver.roster, context=world.context)
     again = asyncio.run(made.make(1, NAMES[:3], NAMES))
     assert again.silos == world.store.choices.of_round(driver.row.run_id, 1).silos
     assert len(details(world, "silos_chosen")) == 1

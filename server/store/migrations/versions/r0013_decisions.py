@@ -12,7 +12,7 @@ Number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """No choice so far moved anything but its deadline, and what they followed from is not known."""
+    """No choice so far moved anything but its deadline; what they followed from is not known."""
     op.create_table(
         "decisions",
         sa.Column("run_id", sa.String(128), sa.ForeignKey("runs.run_id"), primary_key=True),
