@@ -9,6 +9,7 @@
     adapter/       named tensors ↔ one flat vector, published bytes, a directory for peft
     audit/         an audit log's lines and its signed head
     membership/    invites, renewals, changes of the roster
+    advice/        what a model may be told and may propose, and the record that reproduces it
     version.py     versions, protocols, and who can work with whom
     text.py        text from elsewhere, as people are shown it
     errors.py      every refusal

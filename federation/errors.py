@@ -22,6 +22,9 @@
     ├── TomlError       a document that is too long, too deep, or no TOML
     ├── LogSettingError a variable that says how to log has a value that it cannot have
     ├── TracingError    tracing is asked for and cannot be had; says what to install or unset
+    ├── AdviceError     what a model would be told of a round is out of bounds
+    │   ├── AdviceRecordError  bytes are not the record of a consultation
+    │   └── AdviceReplayError  a record's answers do not lead to what it says
     └── VersionError    what a peer says of its version is malformed
         └── VersionMismatchError  two versions that cannot work together; says which to upgrade
 
@@ -164,6 +167,18 @@ class AuditHeadError(FederationError):
 
 class AuditHeadConflictError(AuditHeadError):
     """Two heads that one log, only ever appended to, cannot both have had."""
+
+
+class AdviceError(FederationError):
+    """What a model would be told, or may propose, is out of bounds."""
+
+
+class AdviceRecordError(AdviceError):
+    """Bytes are not the record of a consultation."""
+
+
+class AdviceReplayError(AdviceError):
+    """A record's answers do not lead to its requests, or to its result; says which turn."""
 
 
 class VersionError(FederationError):
