@@ -161,7 +161,7 @@ def test_a_damaged_word_of_the_operator_holds_everything_back(silo, capsys):
 
 
 def test_a_round_goes_on_whatever_becomes_of_its_facts(tmp_path):
-    """The real daemon's loop: a defect is met before the attempt, which is opened and stays open."""
+    """The real loop: a defect is met before the attempt, which is opened and stays open."""
     bench = Bench(tmp_path)
     silo = Silo(tmp_path)
     silo.error, silo.desk._monotonic = RuntimeError("a defect"), count(0, 1000).__next__
