@@ -196,6 +196,7 @@ _SILO: Final = {
     "episode_dropped": ("environment", "error"),
     "evolve_failed": ("contributes",),
     "explore_failed": ("round", "contributes"),
+    "facts_not_published": ("kind", "detail"),
     "credit_failed": ("error",),
     "play_failed": ("error",),
     "not_said": ("error",),

@@ -16,7 +16,7 @@ from ops.cli.envelope import (
     show_result,
     succeed,
 )
-from server.cli.moment import duration_s, shown
+from ops.cli.moment import duration_s, shown
 from server.cli.program import DEFAULT_DATA, Data, answering
 
 __all__ = ["federation_app", "init", "invite", "roster_app"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
-from server.cli.moment import shown
+from ops.cli.moment import shown
 from server.cli.program import DEFAULT_DATA, Data, answering
 
 if TYPE_CHECKING:

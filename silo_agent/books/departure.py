@@ -35,6 +35,7 @@ from federation.version import this_version
 from ops.files import replace_file, sync_directory
 from silo_agent.books.audit import AUDIT_FILE
 from silo_agent.books.audit_heads import HEAD_FILE
+from silo_agent.books.facts import FACTS_FILE
 from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.books.preflights import PREFLIGHTS_FILE
 from silo_agent.errors import LocalStoreError, TransportError
@@ -73,9 +74,10 @@ PRIVATE: Final = (
     "rounds.jsonl",
     "evaluation.jsonl",
     "guard.jsonl",
+    FACTS_FILE,
     "probes.address",
 )
-"""Keys, uploads, results, adapters, memories and reports."""
+"""Keys, uploads, results, adapters, memories, reports and the operator's words for facts."""
 PROOFS: Final = (
     LEDGER_FILE,
     "state.json",

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
-from silo_agent.cli.program import DEFAULT_DATA, Data, answering
+from silo_agent.cli.program import DEFAULT_DATA, Data, answering, require_nothing_given
 
 __all__ = ["budget_app"]
 
@@ -39,7 +39,7 @@ def budget(
     """
     with answering(output):
         if context.invoked_subcommand is not None:
-            _require_nothing_given(context)
+            require_nothing_given(context, "budget")
             return
         from dataclasses import asdict
 
@@ -95,16 +95,3 @@ def export(
         show_result(output, f"wrote {file}", *said_of(found))
         say(f"next: chorale-silo join INVITE --spent {file} --spent-key {found.fingerprint}")
         succeed(output, {"file": str(file), "key_fingerprint": found.fingerprint})
-
-
-def _require_nothing_given(context: typer.Context) -> None:
-    """What stands before the name of a command below would be passed over without a word."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise CommandError(
-                f"options go after `{context.invoked_subcommand}`",
-                code="arguments",
-                exit_code=Exit.ARGUMENTS,
-                next_step=f"chorale-silo budget {context.invoked_subcommand} --help",
-            )

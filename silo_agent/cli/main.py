@@ -33,6 +33,7 @@ from silo_agent.cli.deploy import deploy_app
 from silo_agent.cli.diagnose import diagnose
 from silo_agent.cli.doctor import doctor
 from silo_agent.cli.env import env_app
+from silo_agent.cli.facts import facts_app
 from silo_agent.cli.guard import guard
 from silo_agent.cli.leave import leave
 from silo_agent.cli.policy import policy_app
@@ -56,6 +57,7 @@ app.add_typer(principles_app, name="principles")
 app.add_typer(env_app, name="env")
 app.add_typer(audit_app, name="audit")
 app.add_typer(roster_app, name="roster")
+app.add_typer(facts_app, name="facts")
 app.add_typer(deploy_app, name="deploy")
 
 app.command()(alone)

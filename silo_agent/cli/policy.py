@@ -132,6 +132,7 @@ def policy_check(
             "suites": sorted(policy.secure_aggregation.accepted),
             "digests": list(policy.secure_aggregation.digests),
             "cohort_may_vary": policy.privacy.cohort_may_vary,
+            "facts_published": list(policy.facts.publish),
         }
         if not decision.accepted:
             show_result(output, f"refused by rule {decision.rule}")
@@ -176,6 +177,8 @@ def policy_check(
         show_result(
             output, f"a rollback of it to an earlier round is {back} (methods.allow_rollback)"
         )
+        facts = ", ".join(policy.facts.publish) or "none"
+        show_result(output, f"facts published about this silo: {facts} (facts.publish)")
         show_result(output, *suite_lines(policy))
         if asked.selection.cohort_may_vary and not policy.privacy.cohort_may_vary:
             show_result(

@@ -16,7 +16,7 @@ from ops.cli.envelope import CommandError, Exit, Program
 if TYPE_CHECKING:
     from silo_agent.errors import TransportError
 
-__all__ = ["DEFAULT_DATA", "Data", "answering"]
+__all__ = ["DEFAULT_DATA", "Data", "answering", "require_nothing_given"]
 
 DEFAULT_DATA: Final = Path("silo-data")
 Data = Annotated[
@@ -148,3 +148,16 @@ def _transport(error: TransportError, code: str) -> CommandError:
 
 
 answering = Program(name="chorale-silo", known=_known).answering
+
+
+def require_nothing_given(context: typer.Context, group: str) -> None:
+    """What stands before the name of a command below would be passed over without a word."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise CommandError(
+                f"options go after `{context.invoked_subcommand}`",
+                code="arguments",
+                exit_code=Exit.ARGUMENTS,
+                next_step=f"chorale-silo {group} {context.invoked_subcommand} --help",
+            )

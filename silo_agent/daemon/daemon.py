@@ -66,6 +66,7 @@ from silo_agent.books.peer_heads import PeerHeads
 from silo_agent.books.round_tasks import RoundTasks
 from silo_agent.config import SiloConfig
 from silo_agent.daemon.audited import open_audit
+from silo_agent.daemon.facts import FactsDesk
 from silo_agent.daemon.gate import Gate
 from silo_agent.daemon.polling import Polling, check_of, report
 from silo_agent.daemon.preflight import PreflightDesk
@@ -189,6 +190,14 @@ class Daemon:
             ),
         )
         self.coordinator.watch_preflights(self.preflights.hear)
+        self.facts = FactsDesk(
+            data_dir=config.data_dir,
+            identity=self.identity,
+            policy=self.policy,
+            ledger_of=lambda: self.ledger,
+            coordinator=self.coordinator,
+            metrics=self.metrics,
+        )
         self._session: Session | None = None
         self._task: RoundTask | None = None
         self._asked: tuple[str, Place] | None = None
@@ -198,6 +207,7 @@ class Daemon:
         """Poll until told to stop."""
         log.info("silo_started", silo=self.identity.silo_id)
         self.audit.started(self.config.policy_file)
+        self.facts.take_budget()
         Polling(
             self.coordinator,
             stopping=self.stopping,
@@ -266,6 +276,7 @@ class Daemon:
                 self.metrics.show_phase(IDLE)
                 self.work.call_off()
                 moved = self._close_round(message)
+                self.facts.take_budget()
                 self.audit.exchange(self.coordinator, self.published)
                 return moved
             case RoundAborted():
@@ -449,8 +460,9 @@ class Daemon:
         self.unfinished.keep_only(None)
 
     def _settle(self) -> None:
-        """Show the budget, and hear what the operator has said meanwhile."""
+        """Show the budget and publish facts, and hear what the operator has said meanwhile."""
         self.metrics.observe_ledger(self.ledger)
+        self.facts.publish(attempt_open=self.attempt_open)
         self.gate.take_up(self._take_task, refuse=self._refuse, survive=self._survive)
         if self.gate.over(attempt_open=self.attempt_open):
             self.stopping.set()

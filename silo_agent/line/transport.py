@@ -37,6 +37,7 @@ from chorale.v1 import round_pb2 as pb
 from federation.audit.head import COORDINATOR, AuditHead
 from federation.chain.preflight import PreflightAnswer
 from federation.chain.record import AdapterRecord
+from federation.membership.facts import SignedFacts
 from federation.membership.roster_change import RosterProposal, roster_proposal_from_proto
 from federation.version import Version
 from federation.wire import audit_head_from_proto, audit_head_to_proto
@@ -340,6 +341,20 @@ class Coordinator:
         )
         return audit_head_from_proto(
             response.coordinator, federation=ours.federation, writer=COORDINATOR
+        )
+
+    def publish_facts(self, signed: SignedFacts) -> None:
+        """Leave this silo's facts.
+
+        One attempt with a short deadline: nothing waits for it.
+
+        Raises:
+            TransportError: The coordinator is away, slow, or refuses the facts.
+        """
+        self._once(
+            self._membership.PublishFacts,
+            federation_wire.signed_facts_to_proto(signed),
+            timeout_s=EXCHANGE_TIMEOUT_S,
         )
 
     @staticmethod

@@ -13,6 +13,8 @@ Invariants:
    ``v1`` and ``accept_v1`` stands beside it. A file that says nothing of suites accepts v2 alone.
 5. ``epsilon_caps`` and ``delta`` are the silo's own; a plan cannot change them.
 
+6. What this site publishes about itself is nothing but what ``[facts]`` lists.
+
 Covered: reading. Not covered: the verdicts (``policy.py``), the files that are written for a site
 to edit (``proposal.py``), what an operator says about one run (``approvals.py``).
 """
@@ -48,6 +50,8 @@ NoPrivacy = Literal[
 ]
 NO_PRIVACY: Final[NoPrivacy] = get_args(NoPrivacy)[0]
 """What an operator writes to accept mode ``none``."""
+FactName = Literal["availability", "queue", "free_gpu", "budget_left", "earliest_start_unix_s"]
+"""As ``federation.membership.facts.FACTS``."""
 Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SiloId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 Number = Annotated[float, Field(ge=0)]
@@ -241,6 +245,21 @@ class ScheduleSection(_Section):
         return Hours(begin=time(first_hour, first_minute), end=time(last_hour, last_minute))
 
 
+class FactsSection(_Section):
+    """``[facts]``: what this site says about itself to whoever plans rounds."""
+
+    publish: Annotated[tuple[FactName, ...], Field(max_length=5)] = ()
+    """Facts that the daemon publishes, by name; none when empty. `chorale-silo facts` shows what
+    each would say."""
+
+    @field_validator("publish")
+    @classmethod
+    def _distinct(cls, value: tuple[FactName, ...]) -> tuple[FactName, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("name each fact once")
+        return value
+
+
 class LimitsSection(_Section):
     """``[limits]``: how much."""
 
@@ -305,6 +324,8 @@ class Policy(_Section):
     """With whom a sum may be made."""
     schedule: ScheduleSection = ScheduleSection()
     """When a round may begin."""
+    facts: FactsSection = FactsSection()
+    """What it says about itself."""
     limits: LimitsSection = LimitsSection()
     """How much a run may ask for."""
 

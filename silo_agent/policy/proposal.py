@@ -312,6 +312,12 @@ min_colluding = 1
 # When a round may begin here, in UTC. A window may run past midnight.
 # hours_utc = "20:00-06:00"
 
+[facts]
+# What this silo says about itself to the coordinator and to whoever plans its rounds, of
+# "availability", "queue", "free_gpu", "budget_left" and "earliest_start_unix_s". None of them
+# depends on data; `chorale-silo facts` shows what each would say and what it comes from.
+publish = []
+
 [limits]
 max_rounds = {max_rounds}
 max_episodes_per_round = {max_episodes}

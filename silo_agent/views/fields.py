@@ -171,6 +171,27 @@ FIELDS: Final[Mapping[str, Meaning]] = MappingProxyType(
             "AuditHead.sha256": Meaning(CLEAR, "digest of its newest record"),
             "AuditHead.at_unix_s": Meaning(CLEAR, "this silo's clock"),
             "AuditHead.signature": _SIGNED,
+            "SiloFacts.availability": Meaning(
+                CLEAR, "whether a round may begin here now: 1 up, 2 down; if the policy lists it"
+            ),
+            "SiloFacts.queue": Meaning(
+                CLEAR, "jobs before this federation's, as an operator said; if the policy lists it"
+            ),
+            "SiloFacts.free_gpu": Meaning(
+                CLEAR,
+                "what is free on the GPUs, as an operator said: 1 none, 2 some, 3 most, 4 all; if "
+                "the policy lists it",
+            ),
+            "SiloFacts.budget_left": Meaning(
+                CLEAR,
+                "what is left of the policy's caps: 1 under a quarter, 2 under a half, 3 under "
+                "three quarters, 4 more; if the policy lists it",
+            ),
+            "SiloFacts.earliest_start_unix_s": Meaning(
+                CLEAR, "when the policy's hours begin; if the policy lists it"
+            ),
+            "PublishFactsRequest.issued_unix_s": Meaning(CLEAR, "this silo's clock"),
+            "PublishFactsRequest.signature": _SIGNED,
             "RenewCertificateRequest.csr": Meaning(
                 CLEAR, "public key and name, for the next certificate"
             ),

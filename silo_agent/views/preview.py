@@ -30,6 +30,7 @@ from federation.adapter.encoding import decode_adapter
 from federation.adapter.layout import Layout
 from federation.chain.sums import metrics_layout
 from federation.errors import FederationError
+from federation.membership.facts import SiloFacts
 from federation.plan.charges import charges_of_run
 from federation.plan.plan import Plan
 from secagg.descriptor import AggregationId, Descriptor, MetricsLayout, SignedDescriptor
@@ -43,6 +44,7 @@ from silo_agent.identity.identity import Identity
 from silo_agent.machine.machine import shape_in
 from silo_agent.policy.approvals import Approvals
 from silo_agent.policy.document import Policy
+from silo_agent.views.facts import read_facts
 from silo_agent.views.fields import FIELDS, NEVER, UNKNOWN
 from silo_agent.views.rehearsal import Attempt, Rehearsal, Request
 from silo_agent.views.runs import suite_name
@@ -200,6 +202,7 @@ def preview(data_dir: Path, run_id: str) -> Preview:
         debit_seq=budget.debit_seq,
         delta=privacy.delta,
         cohort_may_vary=may_vary,
+        facts=read_facts(config).published,
     ).result()
 
 
@@ -219,8 +222,10 @@ class _Look:
         debit_seq: int,
         delta: float,
         cohort_may_vary: bool,
+        facts: SiloFacts | None,
     ) -> None:
         self._config = config
+        self._facts = facts
         self._cohort_may_vary = cohort_may_vary
         self._federation = federation
         self._me = silo_id
@@ -249,7 +254,9 @@ class _Look:
             header=None if spool is None else spool.header,
             spool=spool,
         )
-        around.surroundings(federation=self._federation, silo_id=self._me, run_id=run.run_id)
+        around.surroundings(
+            federation=self._federation, silo_id=self._me, run_id=run.run_id, facts=self._facts
+        )
         same = descriptor is not None and descriptor.identity == identity
         return Preview(
             run_id=run.run_id,

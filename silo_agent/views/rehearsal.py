@@ -26,6 +26,7 @@ from google.protobuf.message import Message
 
 from federation.audit.head import AuditHead, silo_writer
 from federation.chain.preflight import ASKED_TOO_OFTEN, PreflightAnswer, Verdict
+from federation.membership.facts import SignedFacts, SiloFacts
 from secagg import hybrid, suite
 from secagg.bounds import DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES
 from secagg.descriptor import AggregationId
@@ -233,8 +234,24 @@ class Rehearsal(Coordinator):
                 reason=attempt.public_reason,
             )
 
-    def surroundings(self, *, federation: str, silo_id: str, run_id: str) -> None:
-        """Say what a daemon says beside any attempt: what it asks for, and about itself."""
+    def surroundings(
+        self, *, federation: str, silo_id: str, run_id: str, facts: SiloFacts | None
+    ) -> None:
+        """Say what a daemon says beside any attempt: what it asks for, and about itself.
+
+        ``facts`` are those that it publishes; None where it publishes none.
+        """
+        if facts is not None:
+            with suppress(_NotSentError):
+                self.publish_facts(
+                    SignedFacts(
+                        silo_id=silo_id,
+                        federation=federation,
+                        issued_unix_s=facts.earliest_start_unix_s or 1,
+                        facts=facts,
+                        signature=_SIGNATURE,
+                    )
+                )
         for ask in (
             lambda: self.poll("", wait_s=8),
             self.ping,

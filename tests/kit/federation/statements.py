@@ -16,6 +16,7 @@ from dp.ledger.opening import carried_fields, read_carried
 from federation.adapter.layout import Layout, TensorSpec
 from federation.audit.head import AuditHead
 from federation.chain import groups, preflight, record, task, verify
+from federation.membership.facts import Availability, FreeGpu, SignedFacts, SiloFacts
 from federation.membership.invite import join_statement
 from federation.membership.renewal import renew_statement, trust_sha256
 from federation.selection.decide import SELECTION_DOMAIN
@@ -141,6 +142,12 @@ ANSWER = preflight.PreflightAnswer(
     silo_id="silo-000",
     verdict=preflight.Verdict.REFUSE,
     rule="clip",
+)
+FACTS = SignedFacts(
+    silo_id="silo-000",
+    federation="example",
+    issued_unix_s=1_800_000_000,
+    facts=SiloFacts(availability=Availability.UP, queue=3, free_gpu=FreeGpu.MOST),
 )
 AUDIT_HEAD = AuditHead(
     federation="example",
@@ -403,6 +410,20 @@ def of_a_federation() -> list[Statement]:
             {"issuing_sha256": digest_of("ca"), "other_sha256": digest_of("old")},
         ),
         Statement("chorale/v1/audit-head", AUDIT_HEAD.signed_bytes(), of(AUDIT_HEAD)),
+        Statement(
+            "chorale/v1/silo-facts",
+            FACTS.signed_bytes(),
+            {
+                "federation": "example",
+                "silo_id": "silo-000",
+                "issued_unix_s": 1_800_000_000,
+                "availability": ("up",),
+                "free_gpu": ("most",),
+                "budget_left": (),
+                "queue": (3,),
+                "earliest_start_unix_s": (),
+            },
+        ),
         Statement("chorale/v1/spent", SPENT.signed_bytes(), of(SPENT, carried=carried)),
         Statement(
             "chorale/v2/spent", KNOWN_COHORT.signed_bytes(), of(KNOWN_COHORT, carried=with_cohort)

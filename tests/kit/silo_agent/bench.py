@@ -7,6 +7,7 @@ from silo_agent.attempt.unfinished import UnfinishedUploads
 from silo_agent.books.round_tasks import RoundTasks
 from silo_agent.daemon.audited import open_audit
 from silo_agent.daemon.daemon import Daemon
+from silo_agent.daemon.facts import FactsDesk
 from silo_agent.daemon.gate import Gate
 from silo_agent.line.instruction import Idle, Instruction
 from silo_agent.policy.document import Policy
@@ -62,6 +63,15 @@ class Bench:
         daemon.identity = SimpleNamespace(silo_id=ME)
         daemon.store = SimpleNamespace(set_ledger_head=lambda *head: self.remembered.append(head))
         daemon.coordinator = None
+        # The policy lists none.
+        daemon.facts = FactsDesk(
+            data_dir=tmp_path,
+            identity=daemon.identity,
+            policy=Policy.parse(b""),
+            ledger_of=lambda: daemon.ledger,
+            coordinator=self,
+            metrics=daemon.metrics,
+        )
         daemon.work = SimpleNamespace(call_off=lambda: None, runs_over=lambda _: None)
         # No chain was followed, so there are no audit heads to exchange.
         daemon.published = SimpleNamespace(head=None, coordinator_key=None)

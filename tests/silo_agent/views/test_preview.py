@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,8 +16,10 @@ from dp.accounting.compose import shown_epsilon_of
 from dp.config import Mode
 from dp.ledger.ledger import Ledger
 from federation.adapter.encoding import encode_adapter
+from federation.membership.facts import FreeGpu
 from federation.plan.read import read_plan
 from secagg import server
+from silo_agent.books.facts import OperatorsWord
 from silo_agent.books.heard_runs import HeardRuns
 from silo_agent.books.local_store import ChainHead, LocalStore
 from silo_agent.cli.runs import preview_lines
@@ -330,8 +333,27 @@ def test_every_method_of_the_transport_that_sends_is_rehearsed(silo, one, monkey
 
     for name in sends:
         monkeypatch.setattr(Rehearsal, name, noting(name))
+    publish(silo, '"availability"')
     preview(silo, "run-1")
     assert called == sends
+
+
+def publish(silo, listed):
+    policy = silo / "policy.toml"
+    policy.write_text(policy.read_text() + f"\n[facts]\npublish = [{listed}]\n")
+
+
+def test_facts_are_in_a_preview_as_far_as_the_policy_lists_them(silo, one):
+    said = {one.request: one for one in preview(silo, "run-1").daemon_says}
+    assert "PublishFacts" not in said
+    OperatorsWord(silo).say(queue=3, free_gpu=FreeGpu.ALL, now_unix_s=time.time(), for_s=60)
+    publish(silo, '"queue", "budget_left"')
+    said = {one.request: one for one in preview(silo, "run-1").daemon_says}
+    values = {field.field: field.value for field in said["PublishFacts"].fields}
+    # Nothing was spent; what is not listed is an enum's UNSPECIFIED, as on the wire.
+    assert values["facts.queue"] == "3"
+    assert values["facts.budget_left"] == "4"
+    assert (values["facts.availability"], values["facts.free_gpu"]) == ("0", "0")
 
 
 def test_an_unknown_run_is_an_error(silo):

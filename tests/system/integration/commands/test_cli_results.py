@@ -169,6 +169,8 @@ def silo_decides(types, loopback, run):
     for command in ("status", "budget", f"preview {run}", "audit tail", "audit verify"):
         types(f"chorale-silo {command} {at}")
     types(f"chorale-silo budget export spent.json {at}")
+    for command in ("facts", "facts set --queue 3 --free-gpu most --for 2h", "facts clear"):
+        types(f"chorale-silo {command} {at}")
     types(f"chorale-silo runs {at}")
     heard = loopback.silo("runs", *at.split())["runs"]
     (digest,) = [one["plan_sha256"] for one in heard if one["run"] == run]

@@ -39,10 +39,10 @@ OF_READERS = {
     "GetTranscript", "GetBudget", "TailAudit",
 }  # fmt: skip
 OF_SILOS = {
-    "RenewCertificate", "GetRosterProposal", "ApproveRoster", "ExchangeAuditHeads", "Leave",
-    "GetRoster", "GetPlan", "Poll", "ReportReady", "Refuse", "AnswerPreflight", "AdvertiseKeys",
-    "ShareKeys", "GetUploadOffset", "UploadMaskedInput", "CheckConsistency", "Unmask",
-    "FetchBlob", "ListRecords",
+    "RenewCertificate", "GetRosterProposal", "ApproveRoster", "ExchangeAuditHeads", "PublishFacts",
+    "Leave", "GetRoster", "GetPlan", "Poll", "ReportReady", "Refuse", "AnswerPreflight",
+    "AdvertiseKeys", "ShareKeys", "GetUploadOffset", "UploadMaskedInput", "CheckConsistency",
+    "Unmask", "FetchBlob", "ListRecords",
 }  # fmt: skip
 MAY = {"admin": OF_ADMINS | OF_READERS, "viewer": OF_READERS, "silo": OF_SILOS}
 

@@ -1,4 +1,4 @@
-"""Moments and durations as the admin reads and types them."""
+"""Moments and durations as operators read and type them."""
 
 from __future__ import annotations
 
