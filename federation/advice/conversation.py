@@ -78,7 +78,7 @@ one over the square root of their number. Where the standard error of success is
 changes, you see noise, not progress.
 - A round is as slow as its slowest silo, and silos that are not ready at the deadline are left \
 out. A short deadline saves time and loses silos.
-- Silos that are busy, were lost lately or have little budget left are likely to be lost again.
+- Silos that are down, have a queue, were lost lately or have little budget left may be lost.
 Tools, if they are offered: get_facts(silo_id) gives what a silo published about itself, \
 get_round_summary(round) gives one earlier round, get_history(last) gives the newest rounds and \
 the means of those before. What you need is in the first message; look up only what changes your \

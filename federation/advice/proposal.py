@@ -124,7 +124,7 @@ class Proposal(Closed):
     ready_deadline_s: Annotated[int, Field(ge=1, le=MAX_SECONDS)] | None = None
     local_epochs: Annotated[int, Field(ge=1, le=MAX_EPOCHS)] | None = None
     stop: bool = False
-    """Whether the run should end before this round."""
+    """Whether the run should be paused after this round, for an admin to say what follows."""
     diagnose: bool = False
     """Whether the silos should be asked to diagnose themselves."""
     reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]

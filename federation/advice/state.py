@@ -23,12 +23,11 @@ from typing import Annotated, Final, Self
 from pydantic import Field, model_validator
 
 from federation.advice.proposal import Closed, Limits, SiloId
+from federation.membership.facts import MAX_QUEUE, Availability, BudgetLeft, FreeGpu
 from secagg import bounds
 
 __all__ = [
     "MAX_HISTORY",
-    "Availability",
-    "Level",
     "PublishedFacts",
     "RoundOutcome",
     "RoundState",
@@ -48,31 +47,14 @@ RoundNumber = Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
 Count = Annotated[int, Field(ge=0, le=bounds.MAX_ROSTER)]
 
 
-class Availability(StrEnum):
-    """Whether a silo says that it takes work."""
-
-    UP = "up"
-    BUSY = "busy"
-    DOWN = "down"
-
-
-class Level(StrEnum):
-    """A share of something, coarse on purpose."""
-
-    NONE = "none"
-    LOW = "low"
-    MEDIUM = "medium"
-    HIGH = "high"
-
-
 class PublishedFacts(Closed):
     """What a silo chose to publish; None for what it did not."""
 
     availability: Availability | None = None
-    queue: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """Jobs that wait for its machine."""
-    free_gpu: Level | None = None
-    budget_left: Level | None = None
+    queue: Annotated[int, Field(ge=0, le=MAX_QUEUE)] | None = None
+    """Jobs before this federation's."""
+    free_gpu: FreeGpu | None = None
+    budget_left: BudgetLeft | None = None
     """Of its privacy budget."""
     earliest_start_in_s: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = None
 

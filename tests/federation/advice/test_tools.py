@@ -21,8 +21,8 @@ def test_facts_of_one_silo():
         "id": "silo-03",
         "availability": "up",
         "queue": 2,
-        "free_gpu": "medium",
-        "budget_left": "high",
+        "free_gpu": "most",
+        "budget_left": "over_three_quarters",
         "earliest_start_in_s": 60,
         "families": 3,
         "lost_in_a_row": 0,
@@ -41,8 +41,8 @@ def test_facts_of_all_are_rows_or_counts():
     many = state(alive=tuple(f"site-{number:03d}" for number in range(200)))
     said = asked("get_facts", "", many)
     assert said == {"of_all": facts_of_all(many), "hint": "name a silo_id for one silo"}
-    assert said["of_all"]["availability"] == {"up": 100, "busy": 100}
-    assert said["of_all"]["free_gpu"] == {"none": 50, "low": 50, "medium": 50, "high": 50}
+    assert said["of_all"]["availability"] == {"up": 100, "down": 100}
+    assert said["of_all"]["free_gpu"] == {"none": 50, "some": 50, "most": 50, "all": 50}
     assert said["of_all"]["queue"] == {"least": 0, "mean": 99.5, "most": 199}
     assert said["of_all"]["lost_last_time"] == 195
     assert said["of_all"]["never_asked"] == 1

@@ -9,14 +9,13 @@ from federation.advice.conversation import Asking, Budget, begin
 from federation.advice.proposal import Limits
 from federation.advice.record import AdviceRecord
 from federation.advice.state import (
-    Availability,
-    Level,
     PublishedFacts,
     RoundOutcome,
     RoundState,
     RoundSummary,
     SiloState,
 )
+from federation.membership.facts import Availability, BudgetLeft, FreeGpu
 
 IDS = tuple(f"silo-{number:02d}" for number in range(1, 7))
 MODEL = "qwen3:0.6b"
@@ -40,10 +39,10 @@ def silo(silo_id, number=0):
     return SiloState(
         id=silo_id,
         facts=PublishedFacts(
-            availability=(Availability.UP, Availability.BUSY)[number % 2],
+            availability=(Availability.UP, Availability.DOWN)[number % 2],
             queue=number,
-            free_gpu=tuple(Level)[number % 4],
-            budget_left=Level.HIGH,
+            free_gpu=tuple(FreeGpu)[number % 4],
+            budget_left=BudgetLeft.OVER_THREE_QUARTERS,
             earliest_start_in_s=30 * number,
         ),
         families=1 + number % 3,
