@@ -376,7 +376,7 @@ def _meanings(limits: Limits) -> list[tuple[str, str]]:
         "silos": f"a list of {limits.least} to {there} different ids, which silos are asked",
         "ready_deadline_s": "an integer{}, the seconds a silo has until it is ready",
         "local_epochs": "an integer{}, how often each silo goes over its data",
-        "stop": "true if the run should end before this round, else false",
+        "stop": "true if the run should be paused after this round, else false",
         "diagnose": "true if the silos should run their diagnosis, else false",
     }
     ranges = {
