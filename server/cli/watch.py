@@ -192,18 +192,18 @@ class Panel:
         return before is None and self._collapse is not None
 
     def _take(self, done: admin_pb2.RoundStatus) -> None:
+        success = _success(done)
         self._told.append(
             RoundFigures(
                 round=done.round,
                 step=done.step,
                 outcome=done.outcome,
-                success={family: tuple(ratio) for family, ratio in _success(done).items()},
+                success={one: (each.mean, each.standard_error) for one, each in success.items()},
                 restored_round=done.restored_round if done.HasField("restored_round") else None,
             )
         )
         if not _has_success(done):
             return
-        success = _success(done)
         for family, ratio in success.items():
             self._curves.setdefault(family, []).append(ratio)
         self._means.append(mean_success(success))
@@ -332,10 +332,12 @@ def _view_lines(
 
 
 def _alarm(found: Collapse | None, run: admin_pb2.RunSummary) -> str:
-    """What an admin is told of a collapse; of a run that is over there is nothing to pause."""
+    """What an admin is told of a collapse, with what can still be done."""
     if found is None:
         return ""
-    return found.words if RunState(run.state) in OVER else found.advice(run.run_id)
+    if run.state in OVER:
+        return found.words
+    return found.advice(run.run_id, rests=run.state == RunState.PAUSED)
 
 
 def _standing(status: admin_pb2.WatchRunResponse, now_unix_s: float) -> list[str]:

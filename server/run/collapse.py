@@ -84,12 +84,10 @@ class Collapse:
         """The command that brings back the adapter which the newest good round explored with."""
         return f"chorale adapter rollback {run_id} --to-round {self.good_round - 1}"
 
-    def advice(self, run_id: str) -> str:
-        """For the admin of a run that goes on: what happened and what to do, in one line."""
-        return (
-            f"{self.words}, and stays there: pause: chorale run pause {run_id}; "
-            f"go back: {self.back(run_id)}"
-        )
+    def advice(self, run_id: str, *, rests: bool = False) -> str:
+        """For the admin of a run that is not over: what happened and what to do, in one line."""
+        pause = "" if rests else f"pause: chorale run pause {run_id}; "
+        return f"{self.words}, and stays there: {pause}go back: {self.back(run_id)}"
 
 
 def collapse(finished: Sequence[RoundFigures]) -> Collapse | None:

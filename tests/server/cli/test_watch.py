@@ -307,7 +307,9 @@ def test_a_collapse_is_said_once_in_one_line_and_stands_in_the_view():
     with live:
         live.show(status(finished=[done(1, shop=0.4), done(2, shop=0.01), done(3, shop=0.01)]))
         assert PAUSE in live.end()
-        # Of a run that is over there is nothing to pause.
+        live.show(status("paused"))
+        assert PAUSE.replace("pause: chorale run pause clinic-1; ", "") in live.end()
+        # Of a run that is over there is nothing to do.
         live.show(status("finished"))
         assert FELL in live.end()
         assert PAUSE not in live.end()
