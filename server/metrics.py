@@ -272,6 +272,11 @@ class CoordinatorMetrics:
             "When the phase under way missed its first deadline, 0 while it moves.",
             registry=reg,
         )
+        self.run_collapsed = Gauge(
+            "chorale_run_collapsed",
+            "1 while success of the run that is driven has fallen far below its best and stays.",
+            registry=reg,
+        )
         self.silos_live = Gauge(
             "chorale_silos_live",
             "Silos that the run asks and that were heard of lately, 0 while none is driven.",
@@ -504,6 +509,10 @@ class CoordinatorMetrics:
         self.queue_oldest.set(queued_since_unix_s)
         waits = any(state is RunState.QUEUED or state in ACTIVE for state in states)
         self.driver_alive.set(driving or not waits)
+
+    def observe_collapse(self, *, collapsed: bool) -> None:
+        """Show whether the agent of the driven run has collapsed (``server/run/collapse.py``)."""
+        self.run_collapsed.set(collapsed)
 
     def observe_strength(self, *, planned: int = 0, live: int = 0, needed: int = 0) -> None:
         """Show how many rounds the driven run has, and how many silos it can lose; 0 without."""

@@ -6,6 +6,8 @@ Invariants:
    (``dp.noise.figures``); a round without a sum has none, not that of the round before.
 2. Whatever the state, a view answers what is waited for, since when and until when. What has no end
    says so.
+3. A collapse is found by the coordinator's rule (``server/run/collapse.py``) from the rounds that
+   were told, and said with what to do, where something can still be done.
 
 Covered: a coordinator that is lost or restarts, for ``PATIENCE_S`` since it was last heard of, and
 not where it never was; finished rounds told once; every state of a run, several environments, runs
@@ -41,6 +43,9 @@ from federation.text import print_lines, printable
 from ops.cli.bars import bars
 from server.cli.client import CALL_TIMEOUT_S, connect, plain
 from server.cli.program import NOT_POST_QUANTUM
+from server.figures import RoundFigures
+from server.run.collapse import Collapse, collapse
+from server.store.runs import OVER, RunState
 from server.store.silos import SiloState
 
 __all__ = ["Panel", "follow", "place_of", "sitting_out", "span", "status_json", "view"]
@@ -123,6 +128,8 @@ class Panel:
         )
         self._means: list[Estimate] = []
         self._curves: dict[str, list[Estimate]] = {}
+        self._told: list[RoundFigures] = []
+        self._collapse: Collapse | None = None
         self._standing = ""
         self._last: admin_pb2.WatchRunResponse | None = None
 
@@ -150,9 +157,13 @@ class Panel:
             self._take(done)
             if self._lines:
                 self._print(self._finished(done, status.run))
+        fresh = self._judge() if status.finished else False
+        alarm = _alarm(self._collapse, status.run)
         if self._live is not None:
-            self._live.update(view(status, self._shown(), time.time(), out))
+            self._live.update(view(status, self._shown(), time.time(), out, alarm))
         elif self._lines:
+            if fresh and alarm:
+                self._print(alarm)
             self._tell_standing(status, out)
 
     def end(self, width: int | None = None) -> list[str]:
@@ -163,7 +174,8 @@ class Panel:
         """
         if self._last is None:
             return []
-        return _view_lines(self._last, self._shown(), time.time(), width or _WIDE)
+        alarm = _alarm(self._collapse, self._last.run)
+        return _view_lines(self._last, self._shown(), time.time(), width or _WIDE, alarm)
 
     def _shown(self) -> dict[str, list[Estimate]]:
         """Success by family; where no sum tells one, that it is not reported."""
@@ -174,10 +186,24 @@ class Panel:
         until = time.strftime("%H:%M:%S", time.localtime(until_unix_s))
         self._print(f"the coordinator does not answer; waiting for it until {until}")
 
+    def _judge(self) -> bool:
+        """Look whether the agent has collapsed by now, and tell whether that is news."""
+        before, self._collapse = self._collapse, collapse(self._told)
+        return before is None and self._collapse is not None
+
     def _take(self, done: admin_pb2.RoundStatus) -> None:
+        success = _success(done)
+        self._told.append(
+            RoundFigures(
+                round=done.round,
+                step=done.step,
+                outcome=done.outcome,
+                success={one: (each.mean, each.standard_error) for one, each in success.items()},
+                restored_round=done.restored_round if done.HasField("restored_round") else None,
+            )
+        )
         if not _has_success(done):
             return
-        success = _success(done)
         for family, ratio in success.items():
             self._curves.setdefault(family, []).append(ratio)
         self._means.append(mean_success(success))
@@ -259,10 +285,11 @@ def view(
     curves: Mapping[str, Sequence[Estimate]],
     now_unix_s: float,
     out: Sequence[str] = (),
+    alarm: str = "",
 ) -> Group:
     """The live view: the newest status, success ratios by environment, and who sits out of the run.
 
-    The curves have their oldest figure first.
+    The curves have their oldest figure first; ``alarm`` is what stands out of them.
     """
     run = status.run
     parts: list[Text | Table] = [
@@ -273,6 +300,8 @@ def view(
         parts += _current(run, status.current, now_unix_s)
         if out:
             parts.append(Text(f"sitting out after drop-outs: {', '.join(out)}", style="yellow"))
+    if alarm:
+        parts.append(Text(alarm, style="yellow"))
     parts.append(Text(_budget(status)))
     width = max((len(name) for name in curves), default=0)
     newest = max(_LEAST_CURVE, _NARROW - len("success  ") - width - _FIGURE)
@@ -293,11 +322,22 @@ def _view_lines(
     curves: Mapping[str, Sequence[Estimate]],
     now_unix_s: float,
     width: int,
+    alarm: str,
 ) -> list[str]:
     """The live view as lines of at most ``width`` columns, without colours."""
     shown = StringIO()
-    Console(file=shown, width=width, color_system=None).print(view(status, curves, now_unix_s))
+    drawn = view(status, curves, now_unix_s, alarm=alarm)
+    Console(file=shown, width=width, color_system=None).print(drawn)
     return [line.rstrip() for line in shown.getvalue().splitlines()]
+
+
+def _alarm(found: Collapse | None, run: admin_pb2.RunSummary) -> str:
+    """What an admin is told of a collapse, with what can still be done."""
+    if found is None:
+        return ""
+    if run.state in OVER:
+        return found.words
+    return found.advice(run.run_id, rests=run.state == RunState.PAUSED)
 
 
 def _standing(status: admin_pb2.WatchRunResponse, now_unix_s: float) -> list[str]:

@@ -4,9 +4,9 @@ Invariants: nothing here waits for the event loop or for whoever writes, or chan
 scrape answers while a round is busy and while the database takes no writes; a figure that cannot be
 had now keeps its last value, and the others are shown.
 
-Covered: silos, runs, who is waited for, how many can be spared, the audit log's head, the CA's end,
-the newest backup, free space. Not covered: figures of rounds, which ``server/run/progress.py`` and
-``server/run/driver.py`` set.
+Covered: silos, runs, who is waited for, how many can be spared, whether the agent has collapsed,
+the audit log's head, the CA's end, the newest backup, free space. Not covered: figures of rounds,
+which ``server/run/progress.py`` and ``server/run/driver.py`` set.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from server.errors import CoordinatorError
 from server.figures import Phase
 from server.members.roster_approvals import RosterApprovals
 from server.pki.trust import Trust
+from server.run.collapse import collapse
 from server.run.driver import RunDriver
 from server.run.dropouts import dropouts_of_now
 from server.run.strength import strength
@@ -105,6 +106,7 @@ class Scrape:
             metrics.set_phase(Phase.FINISHED.value)
             metrics.observe_waiting(())
             metrics.observe_strength()
+            metrics.observe_collapse(collapsed=False)
             return
         figures = driver.current
         metrics.observe_waiting(
@@ -117,6 +119,8 @@ class Scrape:
         metrics.observe_strength(
             planned=driver.plan.rounds.count, live=counted.live, needed=counted.needed
         )
+        # A copy: the driver's list may grow meanwhile.
+        metrics.observe_collapse(collapsed=collapse(tuple(driver.finished)) is not None)
 
     def _certificates(self) -> None:
         ca = self.trust.issuing.certificate

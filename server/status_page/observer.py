@@ -8,7 +8,7 @@ Invariants:
 2. Of a silo only what a relay knows is looked at (``picture.py``, invariant 1).
 3. A part that cannot be had is shown as missing; only a database that fails ends the look.
 4. The cost of a look at a run is bounded by ``releases``; of a long run only its count of charges
-   is asked.
+   is asked, and figures of success that are in memory are compared.
 
 Covered: which run is shown, who comes first; runs in every state, several steps in a round,
 attempts that were aborted, rollbacks. Not covered: why an attempt was aborted; the audit log says
@@ -37,6 +37,7 @@ from server.context import RunContext
 from server.figures import Phase, RoundFigures
 from server.pki.trust import Trust
 from server.run.budget import shown_epsilon
+from server.run.collapse import Collapse, collapse
 from server.run.driver import RunDriver
 from server.run.dropouts import dropouts_of_now
 from server.run.strength import strength
@@ -242,6 +243,11 @@ class _RunObserver:
         driven = driver is not None and driver.row.run_id == row.run_id and row.state in ACTIVE
         return driver.cohorts.kept_out if driver is not None and driven else ()
 
+    def _collapse(self, row: RunRow) -> Collapse | None:
+        driver = self._driver(row)
+        # A copy: the driver's list may grow meanwhile.
+        return None if driver is None else collapse(tuple(driver.finished))
+
     def view(self, row: RunRow, *, releases: int) -> RunView:
         """A run in full, with so many of its newest releases."""
         store, plan = self._context.store, read_plan(row.plan)
@@ -264,6 +270,7 @@ class _RunObserver:
             charged_most=plan.charged_releases,
             least=plan.rounds.ready_quorum(plan.secure_aggregation.n_min),
             current=self._current(row, plan),
+            collapse=self._collapse(row),
             kept_out=self._kept_out(row),
             rollback_to=None if asked is None or row.state in OVER else asked.to_round,
             releases=seen,

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from server.run.collapse import Collapse
 from server.run.strength import Strength
 from server.store.federation import FederationRow
 from server.store.runs import RunState
@@ -182,6 +183,8 @@ class RunView:
     """None unless it is driven."""
     rollback_to: int | None
     """The round that an admin asked it back to."""
+    collapse: Collapse | None = None
+    """Of a run that is driven: what its agent's success fell from, if it collapsed."""
     kept_out: tuple[str, ...] = ()
     """Of a run that is driven: silos that may take no part in it now."""
     releases: tuple[Release, ...]

@@ -236,6 +236,16 @@ def _skips(releases: tuple[Release, ...]) -> Iterator[Concern]:
 
 
 def _success(run: RunView) -> Iterator[Concern]:
+    if run.collapse is not None:
+        run_id, fallen = run.line.run_id, run.collapse
+        # One concern of it: each environment that dropped would say the same again.
+        yield _watch(
+            "ChoraleAgentCollapsed",
+            f"{fallen.words[0].upper()}{fallen.words[1:]}, and stays there.",
+            f"Pause the run; to go back: {fallen.back(run_id)}.",
+            f"chorale run pause {run_id}",
+        )
+        return
     families = {family for release in run.releases for family in release.success}
     for family in sorted(families):
         known = [

@@ -236,7 +236,7 @@ def _success() -> Panel:
         quiet=UNKNOWN,
         width=5,
         height=7,
-        runbooks=("ChoraleSuccessDropped",),
+        runbooks=("ChoraleAgentCollapsed", "ChoraleSuccessDropped"),
     )
 
 

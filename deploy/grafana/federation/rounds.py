@@ -178,7 +178,7 @@ def _curve() -> Panel:
         quiet=UNKNOWN,
         width=12,
         height=9,
-        runbooks=("ChoraleSuccessDropped",),
+        runbooks=("ChoraleAgentCollapsed", "ChoraleSuccessDropped"),
     )
 
 

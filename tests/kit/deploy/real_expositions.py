@@ -22,6 +22,7 @@ def coordinator():
     )
     metrics.observe_waiting(("hospital-a",), since_unix_s=now, deadline_unix_s=now + 60)
     metrics.observe_strength(planned=20, live=4, needed=3)
+    metrics.observe_collapse(collapsed=False)
     metrics.observe_transaction(writes=True, waited_s=0.001, took_s=0.004)
     metrics.loop_lag.observe(0.002)
     metrics.backup_success.set(now - 3600)

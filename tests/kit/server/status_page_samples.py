@@ -73,6 +73,7 @@ class Driven:
     waiting_for: tuple[str, ...] = ()
     cohorts: Any = field(default_factory=lambda: SimpleNamespace(kept_out=(), counted_on=SILOS))
     attempt: Any = None
+    finished: list[RoundFigures] = field(default_factory=list)
 
     @property
     def plan(self):

@@ -75,6 +75,8 @@ class Silo:
         self.poison: np.ndarray | None = None
         self.vetoes: frozenset[bytes] = frozenset()
         """Digests of the adapters that its guard refuses."""
+        self.succeeds = True
+        """Whether any of its episodes does."""
         self.encoded: dict[Any, np.ndarray] = {}
         """What it put into each sum, noise included, by aggregation."""
         self.ledger_path = world.directory / f"{silo_id}.ledger"
@@ -175,7 +177,7 @@ class Silo:
             layout=layout,
             delta=constant_pattern(value_of(self.silo_id), layout.dimension),
             episodes={FAMILY: EPISODES},
-            successes={FAMILY: 8 * (1 + int(self.silo_id[-3:]))},
+            successes={FAMILY: 8 * (1 + int(self.silo_id[-3:])) * self.succeeds},
             vetoes=self.world.driver.head.adapter_sha256 in self.vetoes,
         )
         self._session = Session(

@@ -285,6 +285,36 @@ def test_on_a_terminal_the_view_is_live():
     assert "silo-level ε 2 of 8" in text
 
 
+FELL = "success fell from 40.0 ± 1.0 % in round 1 to 1.0 ± 1.0 % in round 3"
+PAUSE = (
+    f"{FELL}, and stays there: pause: chorale run pause clinic-1; "
+    "go back: chorale adapter rollback clinic-1 --to-round 0"
+)
+
+
+def test_a_collapse_is_said_once_in_one_line_and_stands_in_the_view():
+    made, out = panel(terminal=False)
+    with made:
+        made.show(status(finished=[done(1, shop=0.4), done(2, shop=0.01)]))
+        assert "fell" not in out.getvalue()
+        made.show(status(finished=[done(3, shop=0.01)]))
+        made.show(status(finished=[done(4, shop=0.01)]))
+    assert out.getvalue().count("success fell") == 1
+    assert PAUSE in out.getvalue().splitlines()
+    assert any(line.startswith(FELL.replace("round 3", "round 4")) for line in made.end())
+
+    live, _ = panel(terminal=True)
+    with live:
+        live.show(status(finished=[done(1, shop=0.4), done(2, shop=0.01), done(3, shop=0.01)]))
+        assert PAUSE in live.end()
+        live.show(status("paused"))
+        assert PAUSE.replace("pause: chorale run pause clinic-1; ", "") in live.end()
+        # Of a run that is over there is nothing to do.
+        live.show(status("finished"))
+        assert FELL in live.end()
+        assert PAUSE not in live.end()
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_end_is_a_result_of_whole_lines(terminal):
     """How wide a terminal is and whether there is one changes nothing about it."""

@@ -264,6 +264,29 @@ def test_success_that_dropped_beyond_its_noise(picture, values, dropped):
     assert found == (["ChoraleSuccessDropped"] if dropped else [])
 
 
+def test_an_agent_that_collapsed_is_one_concern_with_the_way_back(tmp_path):
+    """Of the whole run and not of the rounds that are shown, and for as long as it is driven."""
+    made = samples.in_a_run(tmp_path)
+    row, values = made.driver.row, (0.41, 0.40, 0.03, 0.02)
+    made.driver.finished = [
+        RoundFigures(round=number, outcome="aggregated", success={"maze": (value, 0.02)})
+        for number, value in enumerate(values, 1)
+    ]
+    seen = replace(made.observer.look(releases=1), at_unix_s=NOW)
+    (found,) = judge(with_run(seen, releases=success((0.41, 0.02), (0.02, 0.02)))).concerns
+    assert (found.level, found.alert) == (Level.WATCH, "ChoraleAgentCollapsed")
+    assert found.what == (
+        "Success fell from 41.0 ± 2.0 % in round 1 to 2.0 ± 2.0 % in round 4, and stays there."
+    )
+    assert f"chorale adapter rollback {row.run_id} --to-round 1." in found.advice
+    assert found.command == f"chorale run pause {row.run_id}"
+    text = made.html()
+    assert "<code>ChoraleAgentCollapsed</code>" in text
+    made.driver = None
+    assert made.observer.look(releases=1).run.collapse is None
+    made.close()
+
+
 def test_the_worst_comes_first(picture):
     both = counting(with_current(picture, stalled_since_unix_s=NOW - 9), ledger_rollbacks=1)
     assert alerts(both) == ["ChoraleRoundStalled", "ChoraleLedgerRolledBack"]
