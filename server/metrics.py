@@ -259,14 +259,6 @@ class CoordinatorMetrics:
         )
         for advised in AdviceOutcome:
             self.advice.labels(outcome=advised.value)
-        self.advice_seconds = Counter(
-            "chorale_advice_seconds", "Time that rounds waited for the advisor.", registry=reg
-        )
-        self.advice_tokens = Counter(
-            "chorale_advice_tokens",
-            "Tokens of requests to the advisor and its answers.",
-            registry=reg,
-        )
         self.stalled_since = Gauge(
             "chorale_run_stalled_since_timestamp_seconds",
             "When the phase under way missed its first deadline, 0 while it moves.",
@@ -410,12 +402,6 @@ class CoordinatorMetrics:
         self.rounds.labels(outcome=RoundOutcome(outcome).value).inc()
         if outcome != RoundOutcome.ROLLBACK:
             self.round_duration.observe(duration_s)
-
-    def observe_advice(self, outcome: AdviceOutcome, *, seconds: float, tokens: int) -> None:
-        """Count what an advised round came to, and what asking cost."""
-        self.advice.labels(outcome=outcome.value).inc()
-        self.advice_seconds.inc(seconds)
-        self.advice_tokens.inc(tokens)
 
     def observe_transaction(self, writes: bool, waited_s: float, took_s: float) -> None:  # noqa: FBT001 - a callback
         """Count a transaction of the database that ended; called from any thread."""

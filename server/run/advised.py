@@ -84,15 +84,10 @@ class Advised:
             so_far=record,
         )
         outcome = replay(record)
-        seconds = sum(turn.milliseconds for turn in record.turns) / 1000
-        tokens = sum(turn.tokens for turn in record.turns)
         advised = isinstance(outcome, Proposal)
-        self._context.metrics.observe_advice(
-            AdviceOutcome.PROPOSAL if advised else AdviceOutcome.FALLBACK,
-            seconds=seconds,
-            tokens=tokens,
-        )
-        log.info("advised", run=self._run_id, round=number, proposal=advised, seconds=seconds)
+        kind = AdviceOutcome.PROPOSAL if advised else AdviceOutcome.FALLBACK
+        self._context.metrics.advice.labels(outcome=kind.value).inc()
+        log.info("advised", run=self._run_id, round=number, outcome=kind.value)
         if isinstance(outcome, Proposal):
             return await decide(inputs, outcome)
         return await decide(inputs, without=why_none(outcome))

@@ -275,6 +275,8 @@ def _coordinator_now(metrics, at, elapsed, place) -> None:
         metrics.certificate_renewals.inc()
         metrics.handshake_failures.inc()
         metrics.enrolments.labels(outcome="joined").inc(4)
+        metrics.advice.labels(outcome="proposal").inc(3)
+        metrics.advice.labels(outcome="fallback").inc()
 
 
 def _silo_now(metrics, at, elapsed) -> None:

@@ -98,6 +98,7 @@ def _ends() -> Panel:
             counted("chorale_secagg_dropouts_total", "stage", "silo lost at"),
             counted("chorale_upload_resumes_total", "", "upload resumed"),
             counted("chorale_attempts_resumed_total", "", "attempt resumed"),
+            counted("chorale_advice_total", "outcome", "advice"),
         ),
         decimals=0,
         quiet="no round closed",

@@ -8,6 +8,7 @@ GROUPS = "federation/chain/groups.py"
 DESCRIPTOR = "silo_agent/policy/descriptor.py"
 ATTEMPTS = "server/run/attempts.py"
 DRIVER = "server/run/driver.py"
+RESTING = "server/run/resting.py"
 BISECTION = "server/conductor/bisection.py"
 
 _DRAWN = "tests/federation/chain/test_groups.py::"
@@ -87,9 +88,9 @@ MUTANTS = (
     Mutant(
         name="vetoed-and-gone-on",
         disables="the pause after a round in which most silos' guards refused the adapter",
-        file=DRIVER,
-        old=" or vetoes.stops(closed, self.plan)\n",
-        new="\n",
+        file=RESTING,
+        old=" or vetoes.stops(closed, plan):\n",
+        new=":\n",
         tests=(_VETOES + "test_the_run_pauses_proposes_and_goes_back_when_an_admin_says_so",),
     ),
 )

@@ -136,3 +136,30 @@ def test_a_forecast_is_about_those_who_are_asked():
         row.mode: row.predicted_cosine
         for row in alternatives(plan(""), silos=3, colluding=1, dimension=100)
     }
+
+
+def test_an_advised_plan_without_a_count_needs_no_word_and_no_noise():
+    read = plan('policy = "advised"', mode="none", noise=0.0)
+    assert (read.selection.varies, read.asked_of(9)) == (False, 9)
+    (problem,) = problems('policy = "advised"\ncount = 4', mode="none", noise=0.0)
+    assert "can be subtracted" in problem
+
+
+def test_the_least_of_a_schedule_has_to_make_the_sums_of_a_round():
+    decay = (
+        'policy = "random"\ncount = 9\n[selection.schedule]\nkind = "decay"\nrate = 0.1\nto = {}'
+    )
+    assert plan(decay.format(4), quorum=4).asked_of(20) == 4
+    (problem,) = problems(decay.format(3), quorum=4)
+    assert problem.startswith("selection.schedule.to: 3 silos are asked")
+
+
+def test_local_epochs_move_around_the_plans_own_and_in_no_record_mode():
+    ranged = RANDOM + "\n[selection.ranges]\nlocal_epochs = [{}, 4]"
+    read = plan(ranged.format(1))
+    assert (read.most_local_epochs, read.longest_ready_s) == (4, 60)
+    (problem,) = problems(ranged.format(2))
+    assert "leaves out evolve.local_epochs = 1" in problem
+    record = {"mode": "record_local", "steps": 3, "noise": 1.0, "delta_clip": 4.0}
+    (problem,) = problems(ranged.format(1), **record)
+    assert "the released adapter alone may play" in problem

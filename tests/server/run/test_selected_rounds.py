@@ -6,9 +6,11 @@ import pytest
 
 from federation.chain.task import RoundTask
 from federation.errors import PlanError
+from federation.plan.section import Section
 from federation.selection import decide as deciding
 from federation.selection.policies import Choice, Counted, SelectionPolicy
 from secagg import suite
+from server.conductor import queue
 from server.conductor.bisection import request_bisection
 from server.conductor.status import watch_response
 from server.errors import BisectionError, WrongRoundError
@@ -350,6 +352,19 @@ def test_a_choice_moves_the_deadline_of_its_round_within_the_range(world, monkey
     assert task.ready_deadline_unix_s - int(began) == (60 if moved is None else moved)
     said = details(world, "silos_chosen")[0]
     assert said.get("ready_deadline_s") == moved
+
+
+def test_a_plan_without_a_count_never_asks_fewer(world, monkeypatch):
+    """Whatever a policy answers: sums without noise are of everybody who is there."""
+    broken(monkeypatch, Choice(silos=NAMES[:3], why=WHY))
+    monkeypatch.setattr(deciding, "POLICIES", {"all": Broken})
+    monkeypatch.setattr(Broken, "options", Section)
+    advised = 'policy = "advised"'
+    monkeypatch.setattr(queue, "_require_advisor", lambda plan, context: None)
+    run_id = asyncio.run(world.run(plan(rounds=1, selection=advised)))
+    (row,) = choices(world, run_id).values()
+    why = "'advised' chose 3 of 5, and rounds of this plan ask everybody"
+    assert (row.silos, row.why) == (NAMES, f"everybody: {why}")
 
 
 def test_without_a_range_a_choice_may_not_move_the_deadline(world, monkeypatch):

@@ -168,6 +168,7 @@ TASK_RULES = {
     "suite": {"task": make_task(invited=())},
     "task_base_model": {"task": make_task(base_model_sha256=bytes(32))},
     "task_round": {"task": make_task(round=6)},
+    "task_epochs": {"task": make_task(local_epochs=2)},
     "schedule": {"now": NOW_UNIX_S + 1800, "task": make_task(ready_deadline_unix_s=1_800_001_900)},
     "task_deadline": {"task": make_task(ready_deadline_unix_s=NOW_UNIX_S + 421)},
 }
