@@ -51,6 +51,7 @@ MORE = {
     ("chorale", "run", "plan"): ("--dimension", "100", "--silos", "4", "--colluding", "1"),
     ("chorale", "plan", "new"): ("--silos", "3", "--episodes", "80", "--epsilon", "8"),
     ("chorale-silo", "buffer", "delete"): ("--subject", "nobody"),
+    ("chorale-silo", "facts", "set"): ("--queue", "3"),
     ("chorale-lab", "base", "import"): ("--hf", "."),
     ("chorale-lab", "base", "smollm2"): ("--wheel", "nowhere.whl"),
 }

@@ -198,7 +198,7 @@ def test_a_daemon_publishes_at_its_start_and_at_a_change_and_its_rounds_go_on(tm
             loopback.start_silo(silo_id)
 
         def said():
-            silos = loopback.chorale("silo", "list")["silos"]
+            silos = loopback.chorale("silo", "list", "--data", str(loopback.data_dir))["silos"]
             return {one["silo_id"]: one["facts"] for one in silos}
 
         def by_silo_a(**words):
