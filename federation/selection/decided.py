@@ -28,7 +28,7 @@ from federation.selection.decide import ADVISED, Inputs, decide
 from federation.selection.policies import Choice
 from secagg import bounds
 
-__all__ = ["NO_ADVISOR", "Decided", "read_decisions", "why_none"]
+__all__ = ["MAX_LINE_BYTES", "NO_ADVISOR", "Decided", "read_decisions", "why_none"]
 
 NO_ADVISOR: Final = "no advisor is configured"
 """Why an advised round has no advice where nobody was asked."""

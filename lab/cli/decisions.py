@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +25,14 @@ def replay_decisions(
     """
     with answering(output):
         from federation.errors import AdviceError
-        from federation.selection.decided import read_decisions
+        from federation.selection.decided import MAX_LINE_BYTES, read_decisions
 
         equal, other = 0, []
         for path in files:
             try:
-                with path.open("rb") as lines:
+                with path.open("rb") as file:
+                    # No line is read further than the longest that may be.
+                    lines = iter(partial(file.readline, MAX_LINE_BYTES + 1), b"")
                     for decided in read_decisions(lines):
                         place = f"{path}: run {decided.run_id} round {decided.round}"
                         if asyncio.run(decided.again()) == decided.choice:

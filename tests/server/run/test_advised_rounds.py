@@ -5,7 +5,6 @@ What a real endpoint can do is in ``tests/server/advisor``, real processes are i
 """
 
 import asyncio
-import json
 
 import pytest
 
@@ -15,12 +14,12 @@ from federation.errors import AdviceError, PlanError
 from federation.selection.decided import Decided
 from federation.selection.policies import Choice
 from secagg import suite
-from server.advisor.endpoint import AdvisorError
 from server.run.selection import Selection
 from server.store.decisions import Decisions
 from server.store.runs import RunState
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw
+from tests.kit.server.scripted_advisor import Scripted, says
 from tests.kit.server.server_runs import details, settled
 
 NAMES = silo_names(6)
@@ -28,31 +27,6 @@ COUNTED = 'policy = "advised"\ncount = 5'
 RANGES = "[selection.ranges]\nready_deadline_s = [30, 90]\nlocal_epochs = [1, 3]"
 ADVICE = "[selection.advice]\nmay_stop = true"
 NOISE = {"mode": "silo", "noise": 0.05}
-
-
-class Scripted:
-    """An endpoint that answers from a list, the last entry again and again."""
-
-    model = "scripted"
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.asked = []
-
-    async def ask(self, content, *, timeout_s, max_bytes):
-        self.asked.append(content)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Failure):
-            raise AdvisorError(answer)
-        text = answer if isinstance(answer, str) else json.dumps(answer)
-        message = {"role": "assistant", "content": text}
-        return json.dumps(
-            {"choices": [{"message": message}], "usage": {"total_tokens": 9}}
-        ).encode()
-
-
-def says(**given):
-    return {"reason": "because", **given}
 
 
 def plan(rounds=2, selection=COUNTED, **settings):

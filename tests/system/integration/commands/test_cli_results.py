@@ -26,6 +26,13 @@ pytestmark = [pytest.mark.xdist_group("cli_results"), pytest.mark.long]
 BASE = ROOT / "lab" / "base_model"
 ELSEWHERE = {
     ("chorale", "demo"): "takes minutes: make demo",
+    (
+        "chorale",
+        "audit",
+        "explain",
+    ): "needs a plan that chooses: tests/server/cli/test_decisions.py",
+    ("chorale", "audit", "decisions"): "likewise",
+    ("chorale-lab", "replay-decisions"): "likewise",
     ("chorale", "run", "bisect"): "needs a roster for two halves: tests/server/cli/test_bisect.py",
     ("chorale", "report"): "needs a finished demo: tests/lab/demo/test_outcome.py",
     ("chorale-coordinator", "serve"): "a daemon, which has no result",
