@@ -149,7 +149,9 @@ class AdviceRecord(Closed):
             where = ".".join(str(part) for part in error.errors()[0]["loc"][:2])
             raise AdviceRecordError(f"a record of advice is malformed at {where!r}") from None
         except AdviceError as error:
-            raise AdviceRecordError(f"a record of advice has limits that are none: {error}") from None
+            raise AdviceRecordError(
+                f"a record of advice has limits that are none: {error}"
+            ) from None
         if record.encode() != content:
             raise AdviceRecordError("a record of advice is not in its canonical form")
         return record
