@@ -23,14 +23,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.membership.facts import SignedFacts, SiloFacts
 from federation.version import Version
-from server.advisor.endpoint import Endpoint
 from server.audit import AuditLog
 from server.errors import StoreError
 from server.metrics import CoordinatorMetrics
@@ -45,6 +44,10 @@ __all__ = [
     "Signal",
     "keep_noting",
 ]
+
+if TYPE_CHECKING:
+    # A coordinator without an advisor needs none of its packages.
+    from server.advisor.endpoint import Endpoint
 
 log = structlog.get_logger(__name__)
 

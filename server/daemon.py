@@ -13,7 +13,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -28,7 +28,6 @@ from ops.probes.heartbeat import Heartbeat, tell_service_manager
 from ops.probes.server import Probes, Spaced
 from ops.probes.tls import ProbeTls
 from secagg.suite import verification_key
-from server.advisor.endpoint import Endpoint
 from server.audit import AuditEvent, AuditLog
 from server.conductor.conductor import Conductor
 from server.conductor.scrape import Scrape
@@ -69,6 +68,9 @@ from server.store.blobs.opening import open_blobs
 from server.store.served import database_in_force, record_served
 
 __all__ = ["serve"]
+
+if TYPE_CHECKING:
+    from server.advisor.endpoint import Endpoint
 
 log = structlog.get_logger(__name__)
 
@@ -309,6 +311,8 @@ def _advisor(config: CoordinatorConfig) -> Endpoint | None:
         return None
     if config.advisor_url is None or config.advisor_model is None:
         raise ConfigurationError("advisor_url and advisor_model go together: set both, or neither")
+    from server.advisor.endpoint import Endpoint
+
     key = config.advisor_key()
     return Endpoint(
         config.advisor_url,

@@ -18,8 +18,10 @@ Ordered invariants:
    stands in the conversation as a fixed text, a call as a tool's name with arguments in one form.
 4. A request has at most ``MAX_REQUEST_BYTES`` bytes. What is looked up beyond that, or beyond what
    the tokens that are left bear, is answered with a text that says so.
-5. Whatever a model needs to decide stands in the first message. Some servers hold every answer to
-   the schema, so that a model behind them never calls a tool, and some models cannot.
+5. A request either offers tools or holds the answer to the schema: with both, common servers let
+   no tool be called, or refuse the request. Tools are offered until they are used up, an answer was
+   refused, or the last request has come, so a correction is held to the schema.
+6. Whatever a model needs to decide stands in the first message, for those that can call no tool.
 
 Temperature 0 and a fixed seed are asked for, and do not make an endpoint deterministic: batching
 changes results. What reproduces a decision is its record (``federation.advice.record``).
@@ -37,7 +39,14 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from federation.advice import tools
-from federation.advice.proposal import Closed, Limits, Proposal, judge, schema
+from federation.advice.proposal import (
+    MAX_REASON_CHARS,
+    Closed,
+    Limits,
+    Proposal,
+    judge,
+    schema,
+)
 from federation.advice.reply import Reply, WrittenCall, read_reply
 from federation.advice.state import RoundState
 from federation.advice.strict_json import canonical_json
@@ -176,26 +185,27 @@ class Asking:
             "seed": SEED,
             "max_tokens": self.max_tokens,
             "stream": False,
-            "response_format": {
+        }
+        if self.budget.tool_calls:
+            body["tools"] = list(TOOLS)
+            body["tool_choice"] = "auto" if self.may_look_up else "none"
+        if not self.may_look_up:
+            body["response_format"] = {
                 "type": "json_schema",
                 "json_schema": {
                     "name": "proposal",
                     "strict": True,
                     "schema": schema(self.state.limits),
                 },
-            },
-        }
-        if self.budget.tool_calls:
-            body["tools"] = list(TOOLS)
-            body["tool_choice"] = "auto" if self.may_look_up else "none"
+            }
         # In the order they have: a server that holds answers to the schema asks for its keys so.
         return canonical_json(body, sort_keys=False)
 
     @property
     def may_look_up(self) -> bool:
-        """Whether tools are offered: the last request is for the answer."""
-        left = self.budget.calls - self.calls
-        return self.looked_up < self.budget.tool_calls and left > 1
+        """Whether tools are offered."""
+        is_last = self.calls + 1 == self.budget.calls
+        return self.looked_up < self.budget.tool_calls and not self.corrections and not is_last
 
     def answered(self, content: bytes) -> Asking | Ended:
         """Take a body."""
@@ -247,6 +257,8 @@ class Asking:
         # What the next request may have, so that an answer is still to be had for it.
         left = self.budget.tokens - self.tokens - used - MOST_ANSWER_TOKENS
         most_bytes = min(MAX_REQUEST_BYTES - _RESERVED_BYTES, left * BYTES_PER_TOKEN)
+        # The last requests have it instead of tools.
+        most_bytes -= len(canonical_json(schema(self.state.limits)))
         for name, call in numbered:
             answered += 1
             told = tools.answer(call, self.state)
@@ -371,7 +383,7 @@ def _question(state: RoundState) -> str:
 def _meanings(limits: Limits) -> list[tuple[str, str]]:
     there = len(limits.alive)
     meanings = {
-        "reason": "a text, why",
+        "reason": f"a text of at most {MAX_REASON_CHARS} characters, why",
         "count": f"an integer from {limits.least} to {there}, how many silos are asked",
         "silos": f"a list of {limits.least} to {there} different ids, which silos are asked",
         "ready_deadline_s": "an integer{}, the seconds a silo has until it is ready",

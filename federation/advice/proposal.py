@@ -142,7 +142,8 @@ class Problem:
 def schema(limits: Limits) -> dict[str, Any]:
     """The JSON schema of answers within the limits, with the keys that may be said alone.
 
-    The reason comes first: a model that is held to the schema then says why before it decides.
+    The reason comes first: a model that is held to the schema then says why before it decides. That
+    ids differ is not in it, as common servers refuse schemas that say so.
     """
     properties: dict[str, Any] = {
         "reason": {"type": "string", "minLength": 1, "maxLength": MAX_REASON_CHARS}
@@ -153,7 +154,6 @@ def schema(limits: Limits) -> dict[str, Any]:
             "items": {"type": "string", "enum": list(limits.alive)},
             "minItems": limits.least,
             "maxItems": len(limits.alive),
-            "uniqueItems": True,
         }
     elif limits.may_choose:
         properties["count"] = _integer((limits.least, len(limits.alive)))

@@ -21,8 +21,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from federation.advice.state import MAX_ROUNDS, RoundOutcome, RoundState, RoundSummary, SiloState
+from federation.advice.state import (
+    MAX_ROUNDS,
+    RoundOutcome,
+    RoundState,
+    RoundSummary,
+    SiloState,
+)
 from federation.advice.strict_json import JsonFaultError, canonical_json, read_json
+from federation.membership.facts import Availability, BudgetLeft, FreeGpu
 from secagg import bounds
 from secagg.errors import MalformedMessageError
 
@@ -79,8 +86,9 @@ class ToolCall:
         value = given.get(_ARGUMENT[tool])
         if tool is Tool.GET_FACTS:
             return cls(tool=tool, silo_id=value) if value is None or _is_silo_id(value) else None
-        in_bounds = type(value) is int and 0 <= value <= MAX_ROUNDS
-        return cls(tool=tool, number=value) if in_bounds else None
+        if type(value) is not int or not 0 <= value <= MAX_ROUNDS:
+            return None
+        return cls(tool=tool, number=value)
 
     def arguments(self) -> str:
         """Its arguments in one form, for the conversation."""
@@ -157,10 +165,10 @@ def answer(call: ToolCall, state: RoundState) -> str:
 def facts_of_all(state: RoundState) -> dict[str, Any]:
     """Counts and ranges of what the silos published."""
     facts = [silo.facts for silo in state.silos]
-    counted = {
-        "availability": Counter(fact.availability for fact in facts if fact.availability),
-        "free_gpu": Counter(fact.free_gpu for fact in facts if fact.free_gpu),
-        "budget_left": Counter(fact.budget_left for fact in facts if fact.budget_left),
+    words: dict[str, list[Availability | FreeGpu | BudgetLeft | None]] = {
+        "availability": [fact.availability for fact in facts],
+        "free_gpu": [fact.free_gpu for fact in facts],
+        "budget_left": [fact.budget_left for fact in facts],
     }
     ranges = {
         "queue": [fact.queue for fact in facts if fact.queue is not None],
@@ -172,7 +180,10 @@ def facts_of_all(state: RoundState) -> dict[str, Any]:
         "silos": len(state.silos),
         "lost_last_time": sum(silo.lost_in_a_row > 0 for silo in state.silos),
         "never_asked": sum(silo.rounds_since_asked is None for silo in state.silos),
-        **{name: {str(k): n for k, n in counts.items()} for name, counts in counted.items()},
+        **{
+            name: dict(Counter(word.value for word in said if word is not None))
+            for name, said in words.items()
+        },
         **{
             name: {"least": min(values), "mean": _mean(values), "most": max(values)}
             for name, values in ranges.items()

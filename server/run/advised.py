@@ -33,7 +33,6 @@ from federation.selection.decide import Inputs, decide
 from federation.selection.decided import NO_ADVISOR, why_none
 from federation.selection.policies import Choice
 from secagg.parameters import threshold
-from server.advisor.consult import consult
 from server.context import RunContext
 from server.metrics import AdviceOutcome
 from server.store.runs import RunRow
@@ -75,6 +74,9 @@ class Advised:
                 state=state_of(inputs, limits), budget=self._budget, model=advisor.model
             )
             self._keep(number, record)
+        # Its packages are there where an advisor is.
+        from server.advisor.consult import consult
+
         record = await consult(
             record.state,
             record.budget,

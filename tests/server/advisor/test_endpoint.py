@@ -1,8 +1,10 @@
 """One request of an endpoint: a whole body, or one word why not; the key in its header alone."""
 
 import asyncio
+import importlib
 import logging
 import ssl
+import sys
 import traceback
 
 import pytest
@@ -215,3 +217,10 @@ def test_the_key_is_nowhere_but_in_the_header(caplog):
         assert KEY not in shown
     asyncio.run(ask(body(b"{}")))
     assert KEY not in caplog.text
+
+
+def test_without_its_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    monkeypatch.delitem(sys.modules, "server.advisor.endpoint")
+    with pytest.raises(ConfigurationError, match=r"pip install 'chorale\[advisor\]'"):
+        importlib.import_module("server.advisor.endpoint")
