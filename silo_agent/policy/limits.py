@@ -2,7 +2,8 @@
 
 What a limit means beforehand::
 
-    max_rounds, max_episodes_per_round     as the plan states them
+    max_rounds, max_episodes_per_round,    as the plan states them
+    max_local_epochs
     min_episodes_per_round,                what a round explores at least: of one episode, or of one
     min_tasks_per_round                    task tried a hundred times, little is learned by anyone,
                                            and a sum may be about a single trajectory. Methods that
@@ -42,7 +43,9 @@ from silo_agent.policy.document import Policy
 from silo_agent.policy.passed_time import Passed
 from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
 
-__all__ = ["LIMIT_RULES", "TIME_RULES", "disk_bytes_of", "late_problems"]
+__all__ = ["LIMIT_RULES", "LOCAL_EPOCHS_RULE", "TIME_RULES", "disk_bytes_of", "late_problems"]
+
+LOCAL_EPOCHS_RULE: Final = "local_epochs"
 
 TIME_RULES: Final = frozenset({"ready_after", "step_answer_after", "time_passed"})
 """About when a silo answers: they ask nothing of a run that it only follows."""
@@ -60,6 +63,13 @@ def disk_bytes_of(dimension: int) -> int:
 def _rounds(case: PlanCase) -> str | None:
     count, most = case.plan.rounds.count, case.policy.limits.max_rounds
     return f"{count} rounds are above limits.max_rounds {most}" if count > most else None
+
+
+def _local_epochs(case: PlanCase) -> str | None:
+    count, most = case.plan.evolve.local_epochs, case.policy.limits.max_local_epochs
+    if most is not None and count > most:
+        return f"{count} local epochs are above limits.max_local_epochs {most}"
+    return None
 
 
 def _episodes(case: PlanCase) -> str | None:
@@ -165,6 +175,11 @@ def _hardware(case: PlanCase) -> str | None:
 
 LIMIT_RULES: tuple[Rule[PlanCase], ...] = (
     Rule(name="rounds", public_reason=f"{POLICY_DOES_NOT_ALLOW} so many rounds", fires=_rounds),
+    Rule(
+        name=LOCAL_EPOCHS_RULE,
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so many local epochs",
+        fires=_local_epochs,
+    ),
     Rule(
         name="episodes", public_reason=f"{POLICY_DOES_NOT_ALLOW} so many episodes", fires=_episodes
     ),

@@ -95,7 +95,9 @@ class RecordingConductor:
         self.admins.append(admin)
         return "run-1"
 
-    async def ask_silos(self, plan_toml: bytes, submit_token: str, *, admin: str):
+    async def ask_silos(
+        self, plan_toml: bytes, submit_token: str, *, admin: str, negotiate: bool = False
+    ):
         self.asked.append((plan_toml, submit_token))
         waiting = [admin_pb2.SiloVerdict(silo_id=one.silo_id) for one in self.verdicts]
         yield admin_pb2.AskSilosResponse(verdicts=waiting, quorum=self.quorum)
