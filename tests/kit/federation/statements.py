@@ -18,6 +18,7 @@ from federation.audit.head import AuditHead
 from federation.chain import groups, preflight, record, task, verify
 from federation.membership.invite import join_statement
 from federation.membership.renewal import renew_statement, trust_sha256
+from federation.plan.negotiation import Offer
 from secagg import canonical, messages, suite, transcript
 from secagg.descriptor import Descriptor
 from secagg.messages import DebitHead, KemKeys, KeyBundle, MaskedInputHeader
@@ -140,6 +141,11 @@ ANSWER = preflight.PreflightAnswer(
     silo_id="silo-000",
     verdict=preflight.Verdict.REFUSE,
     rule="clip",
+)
+OFFERED = replace(
+    ANSWER,
+    verdict=preflight.Verdict.OFFER,
+    offer=Offer(local_epochs=2, start_after_unix_s=1_800_000_000, epsilon_quarters=9),
 )
 AUDIT_HEAD = AuditHead(
     federation="example",
@@ -365,7 +371,14 @@ def of_a_federation() -> list[Statement]:
         ),
         Statement("chorale/v1/preflight", QUESTION.signed_bytes(), of(QUESTION)),
         Statement(
-            "chorale/v1/preflight-answer", ANSWER.signed_bytes(), of(ANSWER, verdict="refuse")
+            "chorale/v1/preflight-answer",
+            ANSWER.signed_bytes(),
+            of(ANSWER, "offer", verdict="refuse"),
+        ),
+        Statement(
+            "chorale/v1/preflight-offer",
+            OFFERED.signed_bytes(),
+            of(OFFERED, "verdict", "offer", **OFFERED.offer.named()),
         ),
         Statement(
             "chorale/v1/join",
