@@ -15,7 +15,9 @@ What each protocol has beyond the one before it:
    ``privacy.exact_figures``, without which a plan without noise has no figures.
 
 3. Runs of suite v2: descriptors, bundles, shares, uploads and records of version 2, round tasks
-   that name who is invited. A run of suite v1 is served as protocol 2 serves it.
+   that name who is invited. A run of suite v1 is served as protocol 2 serves it. Counter-offers in
+   the answers to pre-flights, and what a plan says of them: ``[negotiation]`` and
+   ``rounds.start_after_unix_s``.
 
 Covered: words that are absent, repeated, too long or malformed. Not covered: whether they are true:
 a peer gains nothing by a lie but a later refusal; what it may do is checked where it does it.
@@ -39,6 +41,7 @@ __all__ = [
     "LEARNING_RATE_SCHEDULE",
     "MEMBERSHIP",
     "NEWEST_PROTOCOL",
+    "OFFERS",
     "OLDEST_PROTOCOL",
     "PREFLIGHTS",
     "ROLLBACKS",
@@ -71,6 +74,8 @@ ROUNDS_GO_WRONG: Final = 2
 """The protocol from which on a silo knows a plan's keys about quarantines and stalling silos."""
 HYBRID: Final = 3
 """The protocol from which on a silo can take part in a run of suite v2."""
+OFFERS: Final = 3
+"""The protocol from which on a silo may answer a pre-flight with an offer."""
 STEP_ANSWERS: Final = 2
 """The protocol from which on a silo knows when a plan has it answer a step."""
 _VERSION_KEY: Final = "chorale-version"

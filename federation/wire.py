@@ -37,6 +37,7 @@ from federation.membership.facts import (
     SignedFacts,
     SiloFacts,
 )
+from federation.plan.negotiation import Offer
 from secagg import bounds, suite
 from secagg.errors import MalformedMessageError
 from secagg.roster import MAX_APPROVED_IN_A_ROW, SignedRoster
@@ -138,7 +139,26 @@ def preflight_answer_to_proto(answer: PreflightAnswer) -> pb.PreflightAnswer:
         silo_id=answer.silo_id,
         verdict=answer.verdict.value,
         rule=answer.rule,
+        offer=None if answer.offer is None else offer_to_proto(answer.offer),
         signature=answer.signature,
+    )
+
+
+def offer_to_proto(offer: Offer) -> pb.Offer:
+    """Convert."""
+    return pb.Offer(
+        local_epochs=offer.local_epochs,
+        start_after_unix_s=offer.start_after_unix_s,
+        epsilon_quarters=offer.epsilon_quarters,
+    )
+
+
+def offer_from_proto(proto: pb.Offer) -> Offer:
+    """Convert, or raise ChainError."""
+    return Offer(
+        local_epochs=proto.local_epochs,
+        start_after_unix_s=proto.start_after_unix_s,
+        epsilon_quarters=proto.epsilon_quarters,
     )
 
 
@@ -153,6 +173,7 @@ def preflight_answer_from_proto(proto: pb.PreflightAnswer) -> PreflightAnswer:
         silo_id=proto.silo_id,
         verdict=verdict,
         rule=proto.rule,
+        offer=offer_from_proto(proto.offer) if proto.HasField("offer") else None,
         signature=proto.signature,
     )
 

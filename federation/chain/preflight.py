@@ -2,19 +2,21 @@
 
 A question names one plan, one roster and the name of one asking, signed by the coordinator. The
 answer is a verdict, signed by the silo: ``accept``, ``waits_for_approval``, or ``refuse`` with the
-name of the rule that fired. It opens nothing, charges nothing and binds nobody: a task is judged
-again in full.
+name of the rule that fired; ``offer`` is a refusal with the terms under which that rule and every
+other would let the run begin, where the plan says what may be moved. It opens nothing, charges
+nothing and binds nobody: a task is judged again in full.
 
 Invariants:
 
-1. An answer says one verdict and at most one word of ``REASONS``. There is no field for a figure.
+1. An answer says one verdict and at most one word of ``REASONS``. There is a place for figures in
+   an offer alone, which is typed and bounded (``federation/plan/negotiation.py``).
 2. An answer is about one question, whose digest the silo signs together with its own id: it is no
    answer to another plan, another roster or another asking.
 3. A silo answers ``ANSWER_AFTER_S`` after the question came, whatever it answers.
 
 Covered: bounds, the signed bytes, signing and verifying, the closed list of reasons. Not covered:
 how a silo decides (``silo_agent/daemon/gate.py``), how often it may be asked
-(``silo_agent/books/preflights.py``).
+(``silo_agent/books/preflights.py``), whether an offer is one to the plan that was asked about.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.chain.task import ATTEMPTS_USED_UP, CLOCKS_DISAGREE, OUTSIDE_HOURS
 from federation.errors import ChainError
+from federation.plan.negotiation import Offer
 from secagg import bounds, canonical, suite
 from secagg.errors import MalformedMessageError
 
@@ -55,6 +58,7 @@ SUBMIT_TOKEN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
 
 _QUESTION_DOMAIN: Final = "chorale/v1/preflight"
 _ANSWER_DOMAIN: Final = "chorale/v1/preflight-answer"
+_OFFER_DOMAIN: Final = "chorale/v1/preflight-offer"
 _NOT_ALLOWED: Final = "the site's policy does not allow"
 
 REASONS: Final[Mapping[str, str]] = MappingProxyType(
@@ -85,6 +89,7 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "run_above_cap": f"{_NOT_ALLOWED} an epsilon that this run alone would pass",
         "survivors": f"{_NOT_ALLOWED} so small a sum",
         "rounds": f"{_NOT_ALLOWED} so many rounds",
+        "local_epochs": f"{_NOT_ALLOWED} so many local epochs",
         "episodes": f"{_NOT_ALLOWED} so many episodes",
         "thin_round": f"{_NOT_ALLOWED} so few episodes or tasks",
         "declared_tasks": "this silo does not declare so many tasks",
@@ -113,6 +118,7 @@ class Verdict(StrEnum):
     ACCEPT = "accept"
     WAITS_FOR_APPROVAL = "waits_for_approval"
     REFUSE = "refuse"
+    OFFER = "offer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +178,9 @@ class PreflightAnswer:
     verdict: Verdict
     """What it says."""
     rule: str = ""
-    """The rule that a refusal names; empty otherwise."""
+    """The rule that a refusal or an offer names; empty otherwise."""
+    offer: Offer | None = None
+    """Terms that would not be refused; of an offer alone."""
     signature: bytes = b""
     """Of the silo; empty until signed."""
 
@@ -183,9 +191,11 @@ class PreflightAnswer:
             bounds.require_silo_id(self.silo_id, "pre-flight silo_id")
         except MalformedMessageError as error:
             raise ChainError(str(error)) from error
-        known = self.rule in REASONS if self.verdict is Verdict.REFUSE else not self.rule
-        if not known:
+        refused = self.verdict in {Verdict.REFUSE, Verdict.OFFER}
+        if not (self.rule in REASONS if refused else not self.rule):
             raise ChainError("the pre-flight's rule is none that this verdict may name")
+        if (self.verdict is Verdict.OFFER) != (self.offer is not None):
+            raise ChainError("the pre-flight's terms and its verdict do not belong together")
         _require_signature(self.signature)
 
     @property
@@ -195,6 +205,14 @@ class PreflightAnswer:
 
     def signed_bytes(self) -> bytes:
         """What the silo signs."""
+        if self.offer is not None:
+            return canonical.encode(
+                _OFFER_DOMAIN,
+                self.preflight_sha256,
+                self.silo_id,
+                self.rule,
+                *self.offer.fields(),
+            )
         return canonical.encode(
             _ANSWER_DOMAIN, self.preflight_sha256, self.silo_id, self.verdict.value, self.rule
         )

@@ -39,6 +39,7 @@ from federation.plan.tables import (
     EvaluateSection,
     EvolveSection,
     ModelSection,
+    NegotiationSection,
     PrivacySection,
     RoundsSection,
     SecureAggregationSection,
@@ -76,6 +77,8 @@ class Plan(Section):
     """Held-out evaluation inside each silo."""
     vetoes: VetoesSection | None = None
     """Whether the silos' guards have a say in how the run goes on."""
+    negotiation: NegotiationSection | None = None
+    """How far sites' counter-offers may move the plan before it starts."""
 
     @cached_property
     def spec(self) -> PrivacySpec:

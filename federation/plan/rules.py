@@ -26,6 +26,7 @@
     step_answer_after_s      only where silos answer steps
     vetoes                   only in mode 'silo': a site's own probes are its own data, whose say no
                              noise hides in 'none', and noise for one unit does not
+    negotiation              from what the plan says downwards; ε only where there is noise
 
 A plan that is to start is asked for more than one that ran (``problems_of_time``): in the
 record-level modes, and with vetoes, for times that hide how long a silo's work took. A plan that an
@@ -41,6 +42,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Final
 
@@ -79,6 +81,7 @@ def problems_between_tables(plan: Plan) -> tuple[str, ...]:
         *_record_table(plan),
         *_rounds(plan),
         *_vetoes(plan),
+        *_negotiation(plan),
     )
 
 
@@ -102,6 +105,15 @@ def problems_of_time(plan: Plan) -> tuple[str, ...]:
             "and would be ready at once, which says so: set it to more than the slowest silo needs"
         )
     return tuple(problems)
+
+
+def problems_of_start(plan: Plan, now_unix_s: float) -> tuple[str, ...]:
+    """Why a plan is not started yet, to the minute from which it is."""
+    start_s = plan.rounds.start_after_unix_s
+    if start_s is None or now_unix_s >= start_s:
+        return ()
+    begins = f"{datetime.fromtimestamp(start_s, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return (f"rounds.start_after_unix_s: it starts no earlier than {begins}: start it then",)
 
 
 def problems_of_spec(plan: Plan) -> tuple[str, ...]:
@@ -287,6 +299,23 @@ def _rounds(plan: Plan) -> Iterator[str]:
         yield (
             f"rounds.step_answer_after_s: in mode {mode.value!r} no step is answered, so it would "
             "change nothing: remove this key"
+        )
+
+
+def _negotiation(plan: Plan) -> Iterator[str]:
+    ranges = plan.negotiation
+    if ranges is None:
+        return
+    least = ranges.least_local_epochs
+    if least is not None and least > plan.evolve.local_epochs:
+        yield (
+            f"negotiation.least_local_epochs: {least} is more than evolve.local_epochs = "
+            f"{plan.evolve.local_epochs}, from which offers go down: lower it"
+        )
+    if ranges.least_epsilon is not None and Mode(plan.privacy.mode) is Mode.NONE:
+        yield (
+            "negotiation.least_epsilon: mode 'none' has no noise to add to: remove this key, or "
+            "choose a mode with noise"
         )
 
 

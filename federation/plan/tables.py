@@ -9,7 +9,7 @@ Not covered: reading the document and wording its errors (``federation.plan.read
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -24,6 +24,10 @@ from federation.plan.section import Section, Slug
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
 Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[int, Field(ge=1, le=7 * 24 * 3600)]
+MAX_UNIX_S: Final = 2**37
+"""In the year 6325: calendars still know it."""
+MAX_OFFERED_EPSILON: Final = 100.0
+"""Nobody is protected by a larger one, so none is negotiated."""
 
 
 class ModelSection(Section):
@@ -286,6 +290,8 @@ class RoundsSection(Section):
     sit_out_rounds: Annotated[int, Field(ge=1, le=10_000)] = 5
     """For so many rounds, so that it costs the others at most a sixth of what it did; in mode
     ``none`` for the rest of the run."""
+    start_after_unix_s: Annotated[int, Field(ge=1, le=MAX_UNIX_S)] | None = None
+    """The run is started no earlier; at any time when not set."""
     max_quarantined: Annotated[int, Field(ge=1, le=10)] = 2
     """The run fails at so many sums in a row that honest silos cannot have made: each was charged
     and none was applied."""
@@ -462,6 +468,28 @@ class VetoesSection(Section):
     """The run is paused where the mean of the vetoes, one for each silo in the sum, is so much."""
     errors: Annotated[float, Field(ge=1, le=10)] = 3.0
     """And so many standard errors of its noise: at 3 noise alone pauses one round in 741."""
+
+
+class NegotiationSection(Section):
+    """``[negotiation]``: how far sites' counter-offers may move the plan before it starts.
+
+    Each key lets one thing be moved, towards less of it or later; nothing is offered without the
+    table, and the plan that comes of it is asked about anew (``federation/plan/negotiation.py``).
+    """
+
+    least_local_epochs: Annotated[int, Field(ge=1, le=100)] | None = None
+    """``evolve.local_epochs`` may be lowered to this."""
+    start_within_s: Seconds | None = None
+    """The start may be put off by this, from when the silos are asked."""
+    least_epsilon: Annotated[float, Field(ge=0.25, le=MAX_OFFERED_EPSILON)] | None = None
+    """ε of the run, at the plan's δ and with its spare attempts, may be lowered to this: every
+    noise of the plan is then multiplied by one factor. Only in modes with noise."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("name what may be moved, or remove this table")
+        return self
 
 
 class EvaluateSection(Section):

@@ -1,7 +1,12 @@
-"""What ``run plan --live`` and ``run start`` ask the silos beforehand, and what they make of it."""
+"""What ``run ask``, ``run plan --live`` and ``run start`` ask the silos beforehand.
+
+Covered: one question or, where sites may negotiate, two; and what is made of the answers. Not
+covered: what comes of offers, which is the coordinator's (``server/conductor/negotiation.py``).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +14,7 @@ from typing import Any, Final
 
 from chorale.v1 import admin_pb2
 from federation.chain.preflight import Verdict
+from federation.wire import offer_from_proto
 from ops.cli.envelope import CommandError, Exit, Format, say, show_result
 from server.cli.client import CALL_TIMEOUT_S
 from server.conductor.preflight import ABSENT, ANSWER_WITHIN_S, CANNOT_SAY, NO_ANSWER
@@ -19,6 +25,7 @@ _TURNS: Final = 3
 """Other admins may be asking: so many answers' times are waited for."""
 _IN_WORDS: Final = {
     Verdict.WAITS_FOR_APPROVAL.value: "its operator has to approve the run first",
+    Verdict.OFFER.value: "its policy refuses the plan as it is",
     CANNOT_SAY: "cannot say (older release)",
     ABSENT: "not heard of lately",
     NO_ANSWER: "no answer in time",
@@ -34,15 +41,31 @@ class Asked:
     """Ready silos that a round opens with."""
     submit_token: str
     """The name of this asking."""
+    before: Asked | None = None
+    """What they said to the plan as it was, where they were asked about an amended one."""
+    amended_plan: bytes = b""
+    """The document of that one."""
+    moves: tuple[admin_pb2.PlanMove, ...] = ()
+    """What it says otherwise."""
+    not_amended: tuple[str, ...] = ()
+    """Why no plan comes of the silos' offers."""
 
     def count(self, verdict: str) -> int:
         """How many say so."""
         return sum(one.verdict == verdict for one in self.verdicts)
 
     def show(self, output: Format) -> None:
-        """Print a row for each silo and the sum of them."""
+        """Print a row for each silo and the sum of them; for both rounds, where there were two."""
+        if self.before is not None:
+            self.before.show(output)
+            for move in self.moves:
+                show_result(
+                    output, f"amended: {move.key} {move.before or 'not set'} -> {move.after}"
+                )
         for one in self.verdicts:
             words = f"{one.rule}: {one.reason}" if one.rule else _IN_WORDS.get(one.verdict, "")
+            if one.HasField("offer"):
+                words += f"; offers {offer_from_proto(one.offer)}"
             show_result(output, f"{one.silo_id:<24} {one.verdict:<18}  {words}".rstrip())
         show_result(
             output,
@@ -50,6 +73,8 @@ class Asked:
             f"{self.count(Verdict.WAITS_FOR_APPROVAL)} wait for approval; a round opens with "
             f"{self.quorum}",
         )
+        for problem in self.not_amended:
+            show_result(output, f"not amended: {problem}")
 
     def figures(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -64,10 +89,27 @@ class Asked:
                     "verdict": one.verdict,
                     "rule": one.rule,
                     "reason": one.reason,
+                    "offer": (
+                        offer_from_proto(one.offer).named() if one.HasField("offer") else None
+                    ),
                 }
                 for one in self.verdicts
             ],
+            **self._negotiated(),
         }
+
+    def _negotiated(self) -> dict[str, Any]:
+        """What came of offers; nothing where there were none."""
+        if self.before is not None:
+            return {
+                "before": self.before.figures(),
+                "moves": [
+                    {"key": move.key, "before": move.before or None, "after": move.after}
+                    for move in self.moves
+                ],
+                "amended_sha256": hashlib.sha256(self.amended_plan).hexdigest(),
+            }
+        return {"not_amended": list(self.not_amended)} if self.not_amended else {}
 
     def require_quorum(
         self, path: Path, *, await_silos: bool = False, await_approval: bool = False
@@ -106,19 +148,47 @@ class Asked:
         )
 
 
-def ask_silos(stub: Any, *, plan_toml: bytes, submit_token: str, federation: str = "") -> Asked:
+def ask_silos(
+    stub: Any,
+    *,
+    plan_toml: bytes,
+    submit_token: str,
+    federation: str = "",
+    negotiate: bool = False,
+) -> Asked:
     """Ask the silos of the roster in force, and say how many have answered meanwhile.
 
-    An empty token stands for a new one.
+    An empty token stands for a new one. With ``negotiate`` they are asked once more, about the plan
+    that their offers make of it, if they make one.
 
     Raises:
         grpc.RpcError: The coordinator refuses, or is away.
     """
     token = submit_token or secrets.token_hex(16)
-    request = admin_pb2.AskSilosRequest(plan=plan_toml, submit_token=token, federation=federation)
+    request = admin_pb2.AskSilosRequest(
+        plan=plan_toml, submit_token=token, federation=federation, negotiate=negotiate
+    )
+    timeout_s = (CALL_TIMEOUT_S + _TURNS * ANSWER_WITHIN_S) * (2 if negotiate else 1)
+    before: Asked | None = None
     status = admin_pb2.AskSilosResponse()
-    for status in stub.AskSilos(request, timeout=CALL_TIMEOUT_S + _TURNS * ANSWER_WITHIN_S):
+    for status in stub.AskSilos(request, timeout=timeout_s):
         left = sum(not one.verdict for one in status.verdicts)
         if left:
-            say(f"asking the silos: {len(status.verdicts) - left} of {len(status.verdicts)} known")
-    return Asked(verdicts=tuple(status.verdicts), quorum=status.quorum, submit_token=token)
+            again = " about the amended plan" if status.amended_plan else ""
+            known = len(status.verdicts) - left
+            say(f"asking the silos{again}: {known} of {len(status.verdicts)} known")
+        elif not status.amended_plan:
+            before = _asked(status, token)
+    return _asked(status, token, before=before if status.amended_plan else None)
+
+
+def _asked(status: admin_pb2.AskSilosResponse, token: str, *, before: Asked | None = None) -> Asked:
+    return Asked(
+        verdicts=tuple(status.verdicts),
+        quorum=status.quorum,
+        submit_token=token,
+        before=before,
+        amended_plan=status.amended_plan,
+        moves=tuple(status.moves),
+        not_amended=tuple(status.not_amended),
+    )

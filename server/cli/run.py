@@ -1,4 +1,4 @@
-"""``chorale run``: forecast, start, watch, list, show, pause, resume, bisect, abort."""
+"""``chorale run``: forecast, ask, start, watch, list, show, pause, resume, bisect, abort."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from server.cli.plan import (
 )
 from server.cli.program import DEFAULT_DATA, NOT_POST_QUANTUM, Data, answering
 from server.cli.show import show
+from server.cli.sizing import write_new
 
 if TYPE_CHECKING:
     from chorale.v1.admin_pb2_grpc import AdminServiceStub
@@ -59,6 +60,83 @@ class Suite(StrEnum):
 app.command("plan")(plan)
 app.command("show")(show)
 app.command("bisect")(bisect)
+
+
+@app.command("ask")
+def ask(
+    *,
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file.")],
+    negotiate: Annotated[
+        bool,
+        typer.Option(
+            "--negotiate",
+            help="Amend the plan by what the sites offer, and ask them about that one; with --out.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the amended plan is written, if there is one.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace that file.")] = False,
+    federation: Federation = "",
+    submit_token: Annotated[
+        str, typer.Option(help="The same token and plan get the same answers; for scripts.")
+    ] = "",
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Ask the silos whether their policies accept a plan; nothing is started.
+
+    A site whose policy refuses a plan with [negotiation] may offer terms under which it would not:
+    fewer local epochs, a later start, less ε. With --negotiate the coordinator makes one plan for
+    all of the offers, inside the plan's ranges, and asks every silo about it, once. What they offer
+    then is shown and not taken up. Exit code 4 unless as many accept as a round opens with; then
+    nothing is written either.
+    """
+    with answering(output):
+        from server.cli.client import connect
+        from server.cli.preflight import ask_silos
+
+        if negotiate == (out is None):
+            raise CommandError(
+                "an amended plan needs a file, and nothing else does",
+                code="arguments",
+                exit_code=Exit.ARGUMENTS,
+                next_step="give both --negotiate and --out FILE, or neither",
+            )
+        if out is not None and out.exists() and not force:
+            # Before a question of the sites' day is used for it.
+            raise CommandError(
+                f"{out} exists",
+                code="file_exists",
+                exit_code=Exit.ARGUMENTS,
+                next_step="give --force to replace it, or another --out FILE",
+            )
+        plan_toml, _ = read_plan_file(path)
+        with connect(data) as stub:
+            asked = ask_silos(
+                stub,
+                plan_toml=plan_toml,
+                submit_token=submit_token,
+                federation=federation,
+                negotiate=negotiate,
+            )
+        asked.show(output)
+        asked.require_quorum(path)
+        if out is not None and asked.amended_plan:
+            write_new(out, asked.amended_plan, force=force)
+            say(*_begins(out))
+        else:
+            say(f"next: chorale run start {path}")
+        written = str(out) if out is not None and asked.amended_plan else None
+        succeed(output, {**asked.figures(), "written": written})
+
+
+def _begins(out: Path) -> tuple[str, ...]:
+    """What to do with an amended plan, and when."""
+    from federation.plan.rules import problems_of_start
+
+    early = problems_of_start(read_plan_file(out)[1], time.time())
+    return (*early, f"next: chorale run start {out}")
 
 
 @app.command("start")
@@ -121,11 +199,15 @@ def start(
     the base model's config.json is read for that.
     """
     with answering(output):
+        from federation.errors import PlanError
+        from federation.plan.rules import problems_of_start
         from server.cli.base_model import first_adapter
         from server.cli.client import CALL_TIMEOUT_S, connect, start_parts
         from server.cli.preflight import ask_silos
 
         plan_toml, parsed = read_plan_file(path)
+        if early := problems_of_start(parsed, time.time()):
+            raise PlanError(early)
         if adapter is None:
             content, source = first_adapter(parsed, base_config)
             say(f"initial adapter: A drawn by seed {parsed.evolve.seed}, B = 0, from {source}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from federation.forecast.sizing import Size, Wish
     from federation.plan.plan import Plan
 
-__all__ = ["app"]
+__all__ = ["app", "write_new"]
 
 app = typer.Typer(name="plan", help="Plans: the file that a run follows.", no_args_is_help=True)
 
@@ -144,7 +144,7 @@ def new(
             show_result(output, *text.splitlines())
             say(*lines)
         else:
-            _write(out, text, force=force)
+            write_new(out, text.encode(), force=force)
             show_result(output, f"wrote {out}: read it, each line says where it comes from", *lines)
         if known.sha256 is None:
             say("note: base_sha256 is still zeros: write what chorale-silo status shows")
@@ -255,10 +255,14 @@ def _name(out: Path | None) -> str:
     return stem.lstrip("._-") or "plan"
 
 
-def _write(path: Path, text: str, *, force: bool) -> None:
+def write_new(path: Path, content: bytes, *, force: bool) -> None:
+    """Write a plan's file, which is a new one unless ``force`` says otherwise.
+
+    Raises:
+        CommandError: There is one.
+    """
     from ops.files import replace_file
 
-    content = text.encode()
     if force:
         replace_file(path, (content,), mode=0o644)
         return

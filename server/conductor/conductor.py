@@ -38,6 +38,7 @@ from secagg.messages import KeyBundle
 from server.attempt.attempt import Attempt
 from server.audit import AuditEvent
 from server.conductor.instructions import Handover, Instructions
+from server.conductor.negotiation import negotiated
 from server.conductor.preflight import Preflights
 from server.conductor.queue import RunQueue, places_behind
 from server.conductor.status import watch_run
@@ -453,9 +454,14 @@ class Conductor:
             return told + self.instructions.over(self.driver)
 
     def ask_silos(
-        self, plan_toml: bytes, submit_token: str, *, admin: str = ""
+        self, plan_toml: bytes, submit_token: str, *, admin: str = "", negotiate: bool = False
     ) -> AsyncGenerator[admin_pb2.AskSilosResponse]:
-        """What the roster's silos say to a plan, at every change; the last one is complete."""
+        """What the roster's silos say to a plan, at every change; the last one is complete.
+
+        With ``negotiate`` they may be asked once more, about the plan that their offers make of it.
+        """
+        if negotiate:
+            return negotiated(self.context, self.preflights, plan_toml, submit_token, admin=admin)
         return self.preflights.ask(plan_toml, submit_token, admin=admin)
 
     # What the admin sees --------------------------------------------------------------------------

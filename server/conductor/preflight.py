@@ -9,13 +9,14 @@ Invariants:
 1. One question is out at a time; the next one waits. A question is told again to a silo that has
    not answered, and to nobody who has.
 2. An answer counts if it is about the question that is out, of a silo that was asked, under that
-   silo's signature, and the only one of it. Anything else is a typed error, and changes nothing.
+   silo's signature, and the only one of it; an offer, if it lies inside the ranges of the plan.
+   Anything else is a typed error, and changes nothing.
 3. Nothing of it is stored but the lines of the audit log. Asked again after a restart under the
    same token, silos give the answers that they gave.
 4. It starts nothing: a run is started without it or with it (``server/cli/run.py``).
 
 Covered: silos that are absent, silent, old, lying, or suspended meanwhile; admins that hang up. Not
-covered: whether a silo will do what it said.
+covered: whether a silo will do what it said; what becomes of offers (``negotiation.py``).
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from typing import Final
 from chorale.v1 import admin_pb2
 from federation.chain.preflight import Preflight, PreflightAnswer
 from federation.errors import ChainError
+from federation.plan.negotiation import outside
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
-from federation.version import PREFLIGHTS
+from federation.version import OFFERS, PREFLIGHTS
+from federation.wire import offer_to_proto
 from secagg.roster import Roster
 from server.audit import AuditEvent
 from server.conductor.submit_token import require_submit_token
@@ -81,6 +84,7 @@ class _Asking:
         response = admin_pb2.AskSilosResponse(
             quorum=self.plan.rounds.ready_quorum(self.plan.secure_aggregation.n_min),
             complete=not self.waited_for,
+            round=1,
         )
         for silo_id in self.roster.silo_ids:
             answer = self.answers.get(silo_id)
@@ -92,6 +96,7 @@ class _Asking:
                     verdict=answer.verdict.value,
                     rule=answer.rule,
                     reason=answer.reason,
+                    offer=None if answer.offer is None else offer_to_proto(answer.offer),
                 )
         return response
 
@@ -180,7 +185,7 @@ class Preflights:
         asking = self._asking
         if asking is None or silo_id not in asking.waited_for:
             return None
-        if protocol < PREFLIGHTS:
+        if protocol < (PREFLIGHTS if asking.plan.negotiation is None else OFFERS):
             asking.without[silo_id] = CANNOT_SAY
             self._context.changed.notify()
             return None
@@ -218,6 +223,10 @@ class Preflights:
             if known != answer:
                 raise PreflightAnswerError(f"{answer.silo_id} has answered otherwise before")
             return
+        if answer.offer is not None:
+            beyond = outside(asking.plan, answer.offer, now_unix_s=int(self._context.clock()))
+            if beyond:
+                raise PreflightAnswerError(f"{answer.silo_id} offers {'; '.join(beyond)}")
         asking.answers[answer.silo_id] = answer
         asking.without.pop(answer.silo_id, None)
         self._context.audit.append(
@@ -227,5 +236,6 @@ class Preflights:
             token=asking.preflight.submit_token,
             verdict=answer.verdict.value,
             rule=answer.rule,
+            **({} if answer.offer is None else answer.offer.named()),
         )
         self._context.changed.notify()

@@ -35,6 +35,7 @@ from federation.errors import FederationError, PlanError, VersionMismatchError
 from federation.forecast.forecast import forecast_plan, shared_dimension
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
+from federation.plan.rules import problems_of_start
 from federation.selection.decide import ADVISED
 from federation.version import HYBRID
 from secagg import hybrid
@@ -92,6 +93,8 @@ class RunQueue:
             self._require_same_request(known, plan_toml, adapter, suite)
             return known, False
         plan = read_plan(plan_toml)
+        if early := problems_of_start(plan, self._context.clock()):
+            raise PlanError(early)
         if suite not in SUITES.values():
             raise RunError(f"this version knows no suite {suite}")
         if suite != hybrid.SUITE:

@@ -75,7 +75,7 @@ class RunConductor(Protocol):
         """Start or queue a run once a token; return its id."""
 
     def ask_silos(
-        self, plan_toml: bytes, submit_token: str, *, admin: str
+        self, plan_toml: bytes, submit_token: str, *, admin: str, negotiate: bool
     ) -> AsyncGenerator[pb.AskSilosResponse]:
         """Report what the roster's silos say to a plan, until it is complete."""
 
@@ -291,6 +291,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 request.plan,
                 request.submit_token or secrets.token_hex(16),
                 admin=current_peer().name,
+                negotiate=request.negotiate,
             )
         ) as statuses:
             async for status in statuses:

@@ -25,6 +25,7 @@ from federation.plan.plan import Plan
 from federation.version import (
     EXACT_FIGURES,
     LEARNING_RATE_SCHEDULE,
+    OFFERS,
     ROUNDS_GO_WRONG,
     STEP_ANSWERS,
     Version,
@@ -91,6 +92,7 @@ _LATER_KEYS: Final = {
     ("rounds", "max_quarantined"): ROUNDS_GO_WRONG,
     ("rounds", "sit_out_after"): ROUNDS_GO_WRONG,
     ("rounds", "sit_out_rounds"): ROUNDS_GO_WRONG,
+    ("rounds", "start_after_unix_s"): OFFERS,
     ("rounds", "step_answer_after_s"): STEP_ANSWERS,
 }
 """Keys of a plan's tables that protocol 1 does not know."""
@@ -107,7 +109,8 @@ def plan_protocol(plan: Plan) -> int:
         if key in getattr(plan, table).model_fields_set
     )
     noiseless = plan.spec.mode is Mode.NONE
-    return max((EXACT_FIGURES if noiseless else 1, *asked))
+    offers = 1 if plan.negotiation is None else OFFERS
+    return max((EXACT_FIGURES if noiseless else 1, offers, *asked))
 
 
 def require_protocol(needed: int, theirs: Version, *, silo_id: str, what: str) -> None:

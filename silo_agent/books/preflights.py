@@ -1,7 +1,7 @@
 """What this silo answered to pre-flights, and how many questions it judged today.
 
 ``preflights.jsonl`` holds one line for each answer, oldest first: the question's digest, the day,
-the verdict, the rule and the signature.
+the verdict, the rule, the terms of an offer, and the signature.
 
 Invariants:
 
@@ -29,6 +29,7 @@ from dp.errors import SpecError
 from dp.ledger.counts import DayCount
 from federation.chain.preflight import PreflightAnswer, Verdict
 from federation.errors import ChainError
+from federation.plan.negotiation import Offer
 from ops.files import replace_file
 from silo_agent.errors import LocalStoreError
 
@@ -85,13 +86,15 @@ class Preflights:
             LocalStoreError: The disk refused; then nothing may leave.
         """
         day = self._days.today()
-        entry = {
+        entry: dict[str, Any] = {
             "preflight": answer.preflight_sha256.hex(),
             "day": day,
             "verdict": answer.verdict.value,
             "rule": answer.rule,
             "signature": answer.signature.hex(),
         }
+        if answer.offer is not None:
+            entry["offer"] = answer.offer.fields()
         line = json.dumps(entry, separators=(",", ":")).encode()
         kept = {**self._kept, answer.preflight_sha256: (line, answer)}
         if len(kept) > MAX_ANSWERS:
@@ -115,7 +118,7 @@ class Preflights:
             for line in _whole_lines(content):
                 self._take(line, json.loads(line))
         except (
-            ValueError, TypeError, KeyError, RecursionError, ChainError, SpecError
+            ValueError, TypeError, KeyError, AttributeError, RecursionError, ChainError, SpecError
         ) as error:  # fmt: skip
             raise LocalStoreError(
                 f"{self._path} is damaged, and no pre-flight is answered: put back a copy, or "
@@ -123,11 +126,13 @@ class Preflights:
             ) from error
 
     def _take(self, line: bytes, entry: Any) -> None:
+        terms = entry.get("offer")
         answer = PreflightAnswer(
             preflight_sha256=bytes.fromhex(entry["preflight"]),
             silo_id=self._silo_id,
             verdict=Verdict(entry["verdict"]),
             rule=entry["rule"],
+            offer=None if terms is None else Offer.of(terms),
             signature=bytes.fromhex(entry["signature"]),
         )
         day = entry["day"]

@@ -85,6 +85,7 @@ class DaemonAudit:
             token=preflight.submit_token,
             verdict=answer.verdict.value,
             rule=answer.rule,
+            **({} if answer.offer is None else answer.offer.named()),
         )
 
     def uploaded(self, identity: AggregationId) -> None:

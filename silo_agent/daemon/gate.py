@@ -24,6 +24,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -55,6 +56,7 @@ from silo_agent.local_work.work import LocalWork
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.approvals import Approvals, Standing
 from silo_agent.policy.document import Policy
+from silo_agent.policy.offers import offer_of
 from silo_agent.policy.passed_time import PassedTime
 from silo_agent.policy.policy import (
     ACCEPTED,
@@ -170,12 +172,42 @@ class Gate:
         late before, for that is data. A run that cannot be paid for is refused before anybody is
         asked to approve it.
 
+        A refused plan that lets sites move it is judged anew with what this site may offer
+        (``silo_agent/policy/offers.py``), by the same rules.
+
         Raises:
             LocalStoreError: The approvals cannot be read.
         """
         now_unix_s = int(time.time())
+        # No run has this name, so no word of the operator and no debit is about it.
+        standing = self.standing(preflight.sha256.hex(), preflight.plan_sha256)
+
+        def judged(moved: Plan) -> Decision:
+            return self._first_task(
+                preflight, moved, site=site, ledger=ledger, standing=standing, now_unix_s=now_unix_s
+            )
+
+        decision = judged(plan)
+        if decision.rule in {ACCEPTED, APPROVAL_RULE}:
+            return decision
+        offer = offer_of(
+            self._policy, plan, now_unix_s=now_unix_s, verdict=lambda moved: judged(moved).rule
+        )
+        return decision if offer is None else replace(decision, offer=offer)
+
+    def _first_task(
+        self,
+        preflight: Preflight,
+        plan: Plan,
+        *,
+        site: Site,
+        ledger: Ledger,
+        standing: Standing,
+        now_unix_s: int,
+    ) -> Decision:
+        """The verdict on the first task of a run of a plan, at the time from which it may start."""
+        now_unix_s = max(now_unix_s, plan.rounds.start_after_unix_s or 0)
         task = RoundTask(
-            # No run has this name, so no word of the operator and no debit is about it.
             run_id=preflight.sha256.hex(),
             round=FIRST_ROUND,
             plan_sha256=preflight.plan_sha256,
@@ -193,7 +225,7 @@ class Gate:
             plan=plan,
             site=site,
             now_unix_s=now_unix_s,
-            standing=self.standing(task.run_id, task.plan_sha256),
+            standing=standing,
         )
         if decision.rule not in {ACCEPTED, APPROVAL_RULE}:
             return decision

@@ -9,7 +9,8 @@ Ordered invariants:
    before anything is looked up or judged.
 2. A question that was answered gets the stored answer. A new one is judged once, by the rules that
    a task of the run's first round would meet now (``silo_agent/daemon/gate.py``), as long as the
-   day's questions last; beyond them every question gets the same refusal.
+   day's questions last; beyond them every question gets the same refusal. So is an offer, which
+   follows from policy, schedule and ledger alone.
 3. The answer is on disk, and audited, before it leaves.
 4. It leaves ``ANSWER_AFTER_S`` after the question came, stored, new or refused. What is not ready
    by then is not sent: it is counted as an error here, and given when the question is repeated.
@@ -38,6 +39,7 @@ from federation.chain.preflight import (
     PreflightAnswer,
     Verdict,
 )
+from federation.plan.negotiation import Offer
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from federation.wire import preflight_from_proto
@@ -169,7 +171,7 @@ class PreflightDesk:
             return answer
         plan = read_plan(self._coordinator.plan(preflight.plan_sha256))
         decision = self._judge(preflight, plan)
-        answer = self._signed(preflight, *_verdict(decision))
+        answer = self._signed(preflight, *_verdict(decision), offer=decision.offer)
         book.keep(answer)
         self._audit.preflight(preflight, answer)
         log.info("preflight_answered", outcome=answer.verdict.value, rule=decision.rule)
@@ -185,12 +187,15 @@ class PreflightDesk:
             )
         return self._book
 
-    def _signed(self, preflight: Preflight, verdict: Verdict, rule: str) -> PreflightAnswer:
+    def _signed(
+        self, preflight: Preflight, verdict: Verdict, rule: str, *, offer: Offer | None = None
+    ) -> PreflightAnswer:
         return PreflightAnswer(
             preflight_sha256=preflight.sha256,
             silo_id=self._identity.silo_id,
             verdict=verdict,
             rule=rule,
+            offer=offer,
         ).sign(self._identity.signing_key)
 
 
@@ -199,7 +204,7 @@ def _verdict(decision: Decision) -> tuple[Verdict, str]:
         return Verdict.ACCEPT, ""
     if decision.rule == APPROVAL_RULE:
         return Verdict.WAITS_FOR_APPROVAL, ""
-    return Verdict.REFUSE, decision.rule
+    return Verdict.REFUSE if decision.offer is None else Verdict.OFFER, decision.rule
 
 
 def _require_in_time(leaves_s: float) -> None:

@@ -265,6 +265,8 @@ class LimitsSection(_Section):
 
     max_rounds: Count = 0
     """Most rounds of one run."""
+    max_local_epochs: Annotated[int, Field(ge=1)] | None = None
+    """Most local epochs of one round; no limit when absent."""
     max_episodes_per_round: Count = 0
     """Most episodes explored in one round."""
     min_episodes_per_round: Count | None = None
@@ -305,6 +307,22 @@ class LimitsSection(_Section):
         return value
 
 
+class OffersSection(_Section):
+    """``[offers]``: which counter-offers this site makes; none unless it says so.
+
+    An offer is made to a plan whose ``[negotiation]`` asks for it, where a rule refuses that the
+    offer would satisfy. It tells the coordinator's admin how far that rule lets a plan go.
+    """
+
+    local_epochs: bool = False
+    """Fewer local epochs: tells ``limits.max_local_epochs``."""
+    start: bool = False
+    """A later start: tells when ``schedule.hours_utc`` begins."""
+    epsilon: bool = False
+    """A lower ε of the run: tells to a quarter what ``max_epsilon_per_run``, ``epsilon_caps``, what
+    is left of them, and ``min_noise_multiplier`` come to for the plan."""
+
+
 class Policy(_Section):
     """Everything a site decided."""
 
@@ -328,6 +346,8 @@ class Policy(_Section):
     """What it says about itself."""
     limits: LimitsSection = LimitsSection()
     """How much a run may ask for."""
+    offers: OffersSection = OffersSection()
+    """Which counter-offers are made where it asks for more."""
 
     @classmethod
     def load(cls, path: Path) -> Policy:

@@ -2,9 +2,8 @@
 
 What a limit means beforehand::
 
-    max_rounds                             as the plan states them
-    max_episodes_per_round                 evolve.episodes_per_round in each local epoch, of as many
-                                           as a round may have
+    max_rounds, max_episodes_per_round     as the plan states them
+    max_local_epochs                       evolve.local_epochs, or the most of its range
     min_episodes_per_round,                what a round explores at least: of one episode, or of one
     min_tasks_per_round                    task tried a hundred times, little is learned by anyone,
                                            and a sum may be about a single trajectory. Methods that
@@ -44,7 +43,9 @@ from silo_agent.policy.document import Policy
 from silo_agent.policy.passed_time import Passed
 from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
 
-__all__ = ["LIMIT_RULES", "TIME_RULES", "disk_bytes_of", "late_problems"]
+__all__ = ["LIMIT_RULES", "LOCAL_EPOCHS_RULE", "TIME_RULES", "disk_bytes_of", "late_problems"]
+
+LOCAL_EPOCHS_RULE: Final = "local_epochs"
 
 TIME_RULES: Final = frozenset({"ready_after", "step_answer_after", "time_passed"})
 """About when a silo answers: they ask nothing of a run that it only follows."""
@@ -64,13 +65,17 @@ def _rounds(case: PlanCase) -> str | None:
     return f"{count} rounds are above limits.max_rounds {most}" if count > most else None
 
 
+def _local_epochs(case: PlanCase) -> str | None:
+    count, most = case.plan.most_local_epochs, case.policy.limits.max_local_epochs
+    if most is not None and count > most:
+        return f"{count} local epochs are above limits.max_local_epochs {most}"
+    return None
+
+
 def _episodes(case: PlanCase) -> str | None:
-    epochs = case.plan.most_local_epochs
-    count = case.plan.evolve.episodes_per_round * epochs
-    most = case.policy.limits.max_episodes_per_round
+    count, most = case.plan.evolve.episodes_per_round, case.policy.limits.max_episodes_per_round
     if count > most:
-        each = f" in {epochs} local epochs" if epochs > 1 else ""
-        return f"{count} episodes{each} are above limits.max_episodes_per_round {most}"
+        return f"{count} episodes are above limits.max_episodes_per_round {most}"
     return None
 
 
@@ -170,6 +175,11 @@ def _hardware(case: PlanCase) -> str | None:
 
 LIMIT_RULES: tuple[Rule[PlanCase], ...] = (
     Rule(name="rounds", public_reason=f"{POLICY_DOES_NOT_ALLOW} so many rounds", fires=_rounds),
+    Rule(
+        name=LOCAL_EPOCHS_RULE,
+        public_reason=f"{POLICY_DOES_NOT_ALLOW} so many local epochs",
+        fires=_local_epochs,
+    ),
     Rule(
         name="episodes", public_reason=f"{POLICY_DOES_NOT_ALLOW} so many episodes", fires=_episodes
     ),

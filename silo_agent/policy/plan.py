@@ -39,7 +39,11 @@ from silo_agent.policy.rule import POLICY_DOES_NOT_ALLOW, PlanCase, Rule
 
 __all__ = [
     "CLOCK_SKEW_S",
+    "NOISE_RULE",
     "PLAN_RULES",
+    "RUN_CAP_RULE",
+    "RUN_EPSILON_RULE",
+    "SCHEDULE_RULE",
     "SELECTION_RULE",
     "SUITE_REASON",
     "SUITE_RULE",
@@ -334,6 +338,10 @@ def suite_problem(policy: Policy, number: int) -> str | None:
     )
 
 
+NOISE_RULE: Final = "noise_multiplier"
+RUN_CAP_RULE: Final = "run_above_cap"
+RUN_EPSILON_RULE: Final = "epsilon_per_run"
+SCHEDULE_RULE: Final = "schedule"
 SELECTION_RULE: Final = "selection"
 SUITE_RULE: Final = "suite"
 TARGET_RULE: Final = "target"
@@ -411,7 +419,7 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
         fires=_record_units,
     ),
     Rule(
-        name="noise_multiplier",
+        name=NOISE_RULE,
         public_reason=f"{POLICY_DOES_NOT_ALLOW} so little noise",
         fires=_noise_multiplier,
     ),
@@ -423,12 +431,12 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
     ),
     Rule(name="steps", public_reason=f"{POLICY_DOES_NOT_ALLOW} so many noisy steps", fires=_steps),
     Rule(
-        name="epsilon_per_run",
+        name=RUN_EPSILON_RULE,
         public_reason=f"{POLICY_DOES_NOT_ALLOW} so large an epsilon for one run",
         fires=_epsilon_per_run,
     ),
     Rule(
-        name="run_above_cap",
+        name=RUN_CAP_RULE,
         public_reason=f"{POLICY_DOES_NOT_ALLOW} an epsilon that this run alone would pass",
         fires=_run_above_cap,
     ),
@@ -456,7 +464,7 @@ TASK_RULES: tuple[Rule[TaskCase], ...] = (
         public_reason="the task moves local epochs out of its plan's range",
         fires=_task_epochs,
     ),
-    Rule(name="schedule", public_reason=OUTSIDE_HOURS, fires=_schedule),
+    Rule(name=SCHEDULE_RULE, public_reason=OUTSIDE_HOURS, fires=_schedule),
     Rule(
         name="task_deadline",
         public_reason=CLOCKS_DISAGREE,

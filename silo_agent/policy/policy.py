@@ -26,6 +26,7 @@ from typing import Final
 
 from federation.chain.record import AdapterRecord
 from federation.chain.task import APPROVAL_PENDING, RoundTask
+from federation.plan.negotiation import Offer
 from federation.plan.plan import Plan
 from secagg.descriptor import Descriptor
 from silo_agent.policy.approvals import Standing
@@ -114,6 +115,8 @@ class Decision:
     """A fixed text for the coordinator; empty when accepted."""
     detail: str
     """What was compared, for the silo's own log."""
+    offer: Offer | None = None
+    """Under which terms it would take part; of a pre-flight alone."""
 
 
 def check_plan(

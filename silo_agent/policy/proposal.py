@@ -90,7 +90,8 @@ def write_for_plan(
             "delta": privacy.delta,
             "min_survivors": plan.secure_aggregation.n_min,
             "max_rounds": plan.rounds.count,
-            "max_episodes": plan.evolve.episodes_per_round * plan.most_local_epochs,
+            "max_epochs": plan.most_local_epochs,
+            "max_episodes": plan.evolve.episodes_per_round,
             "min_episodes": plan.evolve.episodes_per_round if plan.evolve.explore else 0,
             "min_tasks": plan.tasks_per_round,
             "max_dimension": MAX_DIMENSION,
@@ -205,6 +206,7 @@ _NOTHING: Mapping[str, object] = {
     "delta": 1e-5,
     "min_survivors": 3,
     "max_rounds": 0,
+    "max_epochs": 1,
     "max_episodes": 0,
     "min_episodes": 100,
     "min_tasks": 25,
@@ -320,6 +322,8 @@ publish = []
 
 [limits]
 max_rounds = {max_rounds}
+# How often one round may play and train.
+max_local_epochs = {max_epochs}
 max_episodes_per_round = {max_episodes}
 # Least episodes of a round, and least tasks that they are tries at: a sum of almost nothing shows
 # what little there was. Mode "none" is refused without both lines.
@@ -353,4 +357,13 @@ max_preflights_per_day = 20
 # max_kept_runs = 64
 # GPUs that may be used, by index; [] is none. Without this line all that are visible.
 # gpus = [0]
+
+[offers]
+# What this site offers where it refuses a plan that lets sites move it: fewer local epochs, a later
+# start, a lower epsilon of the run. Each tells whoever asks how far this file lets a plan go:
+# max_local_epochs, when hours_utc begins, and to a quarter what the limits on epsilon and what is
+# left of the budget come to.
+local_epochs = false
+start = false
+epsilon = false
 """

@@ -166,6 +166,16 @@ FIELDS: Final[Mapping[str, Meaning]] = MappingProxyType(
             "PreflightAnswer.rule": Meaning(
                 CLEAR, "the name of the rule that refuses, only if one does"
             ),
+            "Offer.local_epochs": Meaning(
+                CLEAR, "how many local epochs policy.toml allows, only if [offers] says so"
+            ),
+            "Offer.start_after_unix_s": Meaning(
+                CLEAR, "when the hours of policy.toml begin next, only if [offers] says so"
+            ),
+            "Offer.epsilon_quarters": Meaning(
+                CLEAR,
+                "what epsilon of the run policy.toml and budget allow, only if [offers] says so",
+            ),
             "PreflightAnswer.signature": _SIGNED,
             "AuditHead.index": Meaning(CLEAR, "how many records this silo's audit log has"),
             "AuditHead.sha256": Meaning(CLEAR, "digest of its newest record"),

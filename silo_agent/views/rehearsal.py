@@ -27,6 +27,7 @@ from google.protobuf.message import Message
 from federation.audit.head import AuditHead, silo_writer
 from federation.chain.preflight import ASKED_TOO_OFTEN, PreflightAnswer, Verdict
 from federation.membership.facts import SignedFacts, SiloFacts
+from federation.plan.negotiation import Offer
 from secagg import hybrid, suite
 from secagg.bounds import DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES
 from secagg.descriptor import AggregationId
@@ -266,8 +267,9 @@ class Rehearsal(Coordinator):
                 PreflightAnswer(
                     preflight_sha256=_DIGEST,
                     silo_id=silo_id,
-                    verdict=Verdict.REFUSE,
+                    verdict=Verdict.OFFER,
                     rule=ASKED_TOO_OFTEN,
+                    offer=Offer(local_epochs=1, start_after_unix_s=60, epsilon_quarters=1),
                     signature=_SIGNATURE,
                 )
             ),

@@ -395,20 +395,24 @@ class AskSilosRequest(google.protobuf.message.Message):
     PLAN_FIELD_NUMBER: builtins.int
     SUBMIT_TOKEN_FIELD_NUMBER: builtins.int
     FEDERATION_FIELD_NUMBER: builtins.int
+    NEGOTIATE_FIELD_NUMBER: builtins.int
     plan: builtins.bytes
     """The TOML document, byte for byte."""
     submit_token: builtins.str
     """The name of this asking: again with the same plan it brings the same answers."""
     federation: builtins.str
     """Must be this coordinator's; empty stands for it."""
+    negotiate: builtins.bool
+    """Whether counter-offers may amend the plan, about which the silos are then asked once more."""
     def __init__(
         self,
         *,
         plan: builtins.bytes = ...,
         submit_token: builtins.str = ...,
         federation: builtins.str = ...,
+        negotiate: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["federation", b"federation", "plan", b"plan", "submit_token", b"submit_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["federation", b"federation", "negotiate", b"negotiate", "plan", b"plan", "submit_token", b"submit_token"]) -> None: ...
 
 global___AskSilosRequest = AskSilosRequest
 
@@ -420,14 +424,19 @@ class SiloVerdict(google.protobuf.message.Message):
     VERDICT_FIELD_NUMBER: builtins.int
     RULE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    OFFER_FIELD_NUMBER: builtins.int
     silo_id: builtins.str
     verdict: builtins.str
-    """accept, waits_for_approval, refuse; cannot_say of an earlier release, absent of a silo that is
+    """accept, waits_for_approval, refuse, offer; cannot_say of an earlier release, absent of a silo that is
     not there, no_answer of one that said nothing in time; empty while it is waited for.
     """
     rule: builtins.str
-    """Of a refusal: the rule that fired, and its fixed public text."""
+    """Of a refusal or an offer: the rule that fired, and its fixed public text."""
     reason: builtins.str
+    @property
+    def offer(self) -> chorale.v1.aggregation_pb2.Offer:
+        """Of an offer: under which terms it would not be refused."""
+
     def __init__(
         self,
         *,
@@ -435,8 +444,10 @@ class SiloVerdict(google.protobuf.message.Message):
         verdict: builtins.str = ...,
         rule: builtins.str = ...,
         reason: builtins.str = ...,
+        offer: chorale.v1.aggregation_pb2.Offer | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason", "rule", b"rule", "silo_id", b"silo_id", "verdict", b"verdict"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["offer", b"offer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["offer", b"offer", "reason", b"reason", "rule", b"rule", "silo_id", b"silo_id", "verdict", b"verdict"]) -> None: ...
 
 global___SiloVerdict = SiloVerdict
 
@@ -447,12 +458,30 @@ class AskSilosResponse(google.protobuf.message.Message):
     VERDICTS_FIELD_NUMBER: builtins.int
     QUORUM_FIELD_NUMBER: builtins.int
     COMPLETE_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    AMENDED_PLAN_FIELD_NUMBER: builtins.int
+    MOVES_FIELD_NUMBER: builtins.int
+    NOT_AMENDED_FIELD_NUMBER: builtins.int
     quorum: builtins.int
     """Ready silos that a round of this plan opens with."""
     complete: builtins.bool
+    round: builtins.int
+    """1 about the plan that was given, 2 about the amended one. Where the silos are asked twice, a
+    message of round 1 is complete as well.
+    """
+    amended_plan: builtins.bytes
+    """In round 2: the TOML document that the silos are asked about."""
     @property
     def verdicts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SiloVerdict]:
         """Every silo of the roster, in its order."""
+
+    @property
+    def moves(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PlanMove]:
+        """In round 2: what it says otherwise."""
+
+    @property
+    def not_amended(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """In the last message of round 1, if there were offers and no plan comes of them: why."""
 
     def __init__(
         self,
@@ -460,10 +489,37 @@ class AskSilosResponse(google.protobuf.message.Message):
         verdicts: collections.abc.Iterable[global___SiloVerdict] | None = ...,
         quorum: builtins.int = ...,
         complete: builtins.bool = ...,
+        round: builtins.int = ...,
+        amended_plan: builtins.bytes = ...,
+        moves: collections.abc.Iterable[global___PlanMove] | None = ...,
+        not_amended: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["complete", b"complete", "quorum", b"quorum", "verdicts", b"verdicts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["amended_plan", b"amended_plan", "complete", b"complete", "moves", b"moves", "not_amended", b"not_amended", "quorum", b"quorum", "round", b"round", "verdicts", b"verdicts"]) -> None: ...
 
 global___AskSilosResponse = AskSilosResponse
+
+@typing.final
+class PlanMove(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    BEFORE_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    """The key's path in the plan."""
+    before: builtins.str
+    """Empty where the plan said nothing."""
+    after: builtins.str
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+        before: builtins.str = ...,
+        after: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "before", b"before", "key", b"key"]) -> None: ...
+
+global___PlanMove = PlanMove
 
 @typing.final
 class StartRunRequest(google.protobuf.message.Message):

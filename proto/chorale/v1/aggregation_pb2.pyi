@@ -245,14 +245,21 @@ class PreflightAnswer(google.protobuf.message.Message):
     VERDICT_FIELD_NUMBER: builtins.int
     RULE_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    OFFER_FIELD_NUMBER: builtins.int
     preflight_sha256: builtins.bytes
     """Digest of what the coordinator signed."""
     silo_id: builtins.str
     verdict: builtins.str
-    """accept, waits_for_approval, refuse."""
+    """accept, waits_for_approval, refuse, offer."""
     rule: builtins.str
-    """Of a refusal: the rule that fired, one of a closed list; empty otherwise. Never a figure."""
+    """Of a refusal or an offer: the rule that fired, one of a closed list; empty otherwise. Never a
+    figure.
+    """
     signature: builtins.bytes
+    @property
+    def offer(self) -> global___Offer:
+        """Of the verdict offer alone."""
+
     def __init__(
         self,
         *,
@@ -261,7 +268,37 @@ class PreflightAnswer(google.protobuf.message.Message):
         verdict: builtins.str = ...,
         rule: builtins.str = ...,
         signature: builtins.bytes = ...,
+        offer: global___Offer | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["preflight_sha256", b"preflight_sha256", "rule", b"rule", "signature", b"signature", "silo_id", b"silo_id", "verdict", b"verdict"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["offer", b"offer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["offer", b"offer", "preflight_sha256", b"preflight_sha256", "rule", b"rule", "signature", b"signature", "silo_id", b"silo_id", "verdict", b"verdict"]) -> None: ...
 
 global___PreflightAnswer = PreflightAnswer
+
+@typing.final
+class Offer(google.protobuf.message.Message):
+    """Offer says under which terms a silo would take part: what is 0 is not offered. It lies inside the
+    ranges of the plan's [negotiation].
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LOCAL_EPOCHS_FIELD_NUMBER: builtins.int
+    START_AFTER_UNIX_S_FIELD_NUMBER: builtins.int
+    EPSILON_QUARTERS_FIELD_NUMBER: builtins.int
+    local_epochs: builtins.int
+    """Most local epochs of a round."""
+    start_after_unix_s: builtins.int
+    """Earliest start, a whole minute."""
+    epsilon_quarters: builtins.int
+    """Most epsilon of the run, in quarters."""
+    def __init__(
+        self,
+        *,
+        local_epochs: builtins.int = ...,
+        start_after_unix_s: builtins.int = ...,
+        epsilon_quarters: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epsilon_quarters", b"epsilon_quarters", "local_epochs", b"local_epochs", "start_after_unix_s", b"start_after_unix_s"]) -> None: ...
+
+global___Offer = Offer

@@ -19,6 +19,7 @@ from federation.chain import groups, preflight, record, task, verify
 from federation.membership.facts import Availability, FreeGpu, SignedFacts, SiloFacts
 from federation.membership.invite import join_statement
 from federation.membership.renewal import renew_statement, trust_sha256
+from federation.plan.negotiation import Offer
 from federation.selection.decide import SELECTION_DOMAIN
 from secagg import canonical, messages, suite, transcript
 from secagg.descriptor import Descriptor
@@ -148,6 +149,11 @@ FACTS = SignedFacts(
     federation="example",
     issued_unix_s=1_800_000_000,
     facts=SiloFacts(availability=Availability.UP, queue=3, free_gpu=FreeGpu.MOST),
+)
+OFFERED = replace(
+    ANSWER,
+    verdict=preflight.Verdict.OFFER,
+    offer=Offer(local_epochs=2, start_after_unix_s=1_800_000_000, epsilon_quarters=9),
 )
 AUDIT_HEAD = AuditHead(
     federation="example",
@@ -381,7 +387,14 @@ def of_a_federation() -> list[Statement]:
         ),
         Statement("chorale/v1/preflight", QUESTION.signed_bytes(), of(QUESTION)),
         Statement(
-            "chorale/v1/preflight-answer", ANSWER.signed_bytes(), of(ANSWER, verdict="refuse")
+            "chorale/v1/preflight-answer",
+            ANSWER.signed_bytes(),
+            of(ANSWER, "offer", verdict="refuse"),
+        ),
+        Statement(
+            "chorale/v1/preflight-offer",
+            OFFERED.signed_bytes(),
+            of(OFFERED, "verdict", "offer", **OFFERED.offer.named()),
         ),
         Statement(
             "chorale/v1/join",

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -186,6 +187,16 @@ def configure(
     directory = loopback.silo_dir(silo_id)
     (directory / "silo.toml").write_text(silo_toml(silo_id, value))
     (directory / "policy.toml").write_text(policy or policy_toml())
+
+
+def asks(loopback: LoopbackFederation, *arguments: object) -> tuple[int, dict[str, Any]]:
+    """Exit code and envelope of a command of the admin."""
+    done = subprocess.run(
+        [*loopback.python("coordinator"), "-m", "server.cli.main", *map(str, arguments),
+         "--data", loopback.data_dir, "--format", "json"],
+        capture_output=True, text=True, timeout=120, check=False, env=loopback._environment(),
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout)
 
 
 def let_cohorts_vary(loopback: LoopbackFederation, silos: tuple[str, ...] = SILOS) -> None:

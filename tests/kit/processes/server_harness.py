@@ -87,6 +87,14 @@ class RecordingConductor:
     verdicts: tuple[admin_pb2.SiloVerdict, ...] = ()
     """What the silos say when they are asked."""
     quorum: int = 0
+    negotiated: list[bool] = field(default_factory=list)
+    """Whether they may be asked once more, each time."""
+    amended_plan: bytes = b""
+    """What their offers make of a plan; nothing where there is none."""
+    moves: tuple[admin_pb2.PlanMove, ...] = ()
+    verdicts_then: tuple[admin_pb2.SiloVerdict, ...] = ()
+    """What they say to that one."""
+    not_amended: tuple[str, ...] = ()
 
     async def start_run(
         self, plan_toml: bytes, adapter: bytes, submit_token: str, *, suite: int, admin: str
@@ -96,11 +104,26 @@ class RecordingConductor:
         self.admins.append(admin)
         return "run-1"
 
-    async def ask_silos(self, plan_toml: bytes, submit_token: str, *, admin: str):
+    async def ask_silos(
+        self, plan_toml: bytes, submit_token: str, *, admin: str, negotiate: bool = False
+    ):
         self.asked.append((plan_toml, submit_token))
+        self.negotiated.append(negotiate)
         waiting = [admin_pb2.SiloVerdict(silo_id=one.silo_id) for one in self.verdicts]
         yield admin_pb2.AskSilosResponse(verdicts=waiting, quorum=self.quorum)
-        yield admin_pb2.AskSilosResponse(verdicts=self.verdicts, quorum=self.quorum, complete=True)
+        yield admin_pb2.AskSilosResponse(
+            verdicts=self.verdicts, quorum=self.quorum, complete=True, not_amended=self.not_amended
+        )
+        if self.amended_plan:
+            for verdicts, complete in ((waiting, False), (self.verdicts_then, True)):
+                yield admin_pb2.AskSilosResponse(
+                    verdicts=verdicts,
+                    quorum=self.quorum,
+                    complete=complete,
+                    round=2,
+                    amended_plan=self.amended_plan,
+                    moves=self.moves,
+                )
 
     async def abort_run(self, run_id: str, *, admin: str) -> None:
         self.aborted.append(run_id)

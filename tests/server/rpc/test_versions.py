@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from chorale.v1 import round_pb2 as pb
 from federation.errors import VersionMismatchError
 from federation.plan.read import read_plan
-from federation.version import NEWEST_PROTOCOL, UNANNOUNCED, Version, this_version
+from federation.version import NEWEST_PROTOCOL, OFFERS, UNANNOUNCED, Version, this_version
 from server.context import Liveness
 from server.errors import WrongRoundError
 from server.members.peer import Peer, Role
@@ -84,6 +84,17 @@ def test_a_plan_needs_what_it_names_even_where_it_is_the_default():
     for key in ("max_quarantined", "sit_out_after", "sit_out_rounds"):
         named = PLAIN.replace("[rounds]\n", f"[rounds]\n{key} = 3\n")
         assert plan_protocol(read_plan(named.encode())) == 2
+
+
+def test_a_plan_that_sites_may_move_needs_silos_that_can_answer_so():
+    put_off = PLAIN.replace("[rounds]\n", "[rounds]\nstart_after_unix_s = 1800000000\n")
+    moved = PLAIN + "[negotiation]\nstart_within_s = 60\n"
+    for plan in (put_off, moved):
+        assert plan_protocol(read_plan(plan.encode())) == OFFERS
+    world = World(plan=moved)
+    older = Version(name="0.1.9", oldest=1, newest=OFFERS - 1)
+    with calling(older), pytest.raises(VersionMismatchError, match=f"needs protocol {OFFERS}"):
+        world.plan()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import silo_agent.books.preflights as book_module
 from dp.ledger.counts import DAY_S
 from federation.chain.preflight import PreflightAnswer, Verdict
+from federation.plan.negotiation import Offer
 from silo_agent.books.preflights import PREFLIGHTS_FILE, Preflights
 from silo_agent.errors import LocalStoreError
 from tests.kit.secagg.secagg_samples import signing_key
@@ -33,21 +34,29 @@ def opened(tmp_path, clock):
     return lambda most=2: Preflights(tmp_path, silo_id=ME, most_per_day=most, clock=clock)
 
 
-def answer(number, verdict=Verdict.ACCEPT, rule=""):
+TERMS = Offer(local_epochs=2, start_after_unix_s=1_800_000_000, epsilon_quarters=9)
+
+
+def answer(number, verdict=Verdict.ACCEPT, rule="", offer=None):
     made = PreflightAnswer(
-        preflight_sha256=number.to_bytes(32, "big"), silo_id=ME, verdict=verdict, rule=rule
+        preflight_sha256=number.to_bytes(32, "big"),
+        silo_id=ME,
+        verdict=verdict,
+        rule=rule,
+        offer=offer,
     )
     return made.sign(signing_key(ME))
 
 
 def test_an_answer_is_there_again_after_a_restart_byte_for_byte(opened, tmp_path):
     first, second = answer(1, Verdict.REFUSE, "clip"), answer(2, Verdict.WAITS_FOR_APPROVAL)
-    book = opened()
-    for one in (first, second):
+    third = answer(3, Verdict.OFFER, "schedule", TERMS)
+    book = opened(3)
+    for one in (first, second, third):
         assert book.stored(one.preflight_sha256) is None
         book.keep(one)
-    again = opened()
-    for one in (first, second):
+    again = opened(3)
+    for one in (first, second, third):
         assert again.stored(one.preflight_sha256) == one
     assert stat.S_IMODE((tmp_path / PREFLIGHTS_FILE).stat().st_mode) == 0o600
 
@@ -86,6 +95,27 @@ def test_it_does_not_grow_without_end(opened, monkeypatch, tmp_path):
         kept = [one.stored(answer(number).preflight_sha256) is not None for number in range(5)]
         assert kept == [False, False, True, True, True]
     assert len((tmp_path / PREFLIGHTS_FILE).read_bytes().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"offer":[2,', b'"offer":[101,'),
+        (b'"offer":[2,', b'"offer":[2.0,'),
+        (b'"offer":[2,', b'"offer":['),
+        (b'"offer":[2,', b'"offer":[2,0,'),
+        (b'"offer":[', b'"offer":"["},["'),
+        (b'"offer"', b'"other"'),
+        (b'"verdict":"offer"', b'"verdict":"refuse"'),
+    ],
+)
+def test_terms_that_are_none_are_damage(opened, tmp_path, old, new):
+    opened().keep(answer(1, Verdict.OFFER, "schedule", TERMS))
+    path = tmp_path / PREFLIGHTS_FILE
+    assert old in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(old, new))
+    with pytest.raises(LocalStoreError, match="no pre-flight is answered"):
+        opened()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ A failure: an answer that depends on tasks, or on how often or by whom it is ask
 another time than the fixed one, or a question beyond the day's that is judged.
 """
 
+import json
 import random
 import sys
 import threading
@@ -24,6 +25,7 @@ from federation.chain.preflight import (
     Verdict,
 )
 from federation.errors import PlanError
+from federation.plan.negotiation import Offer, amend
 from federation.plan.plan import plan_sha256
 from federation.plan.read import read_plan
 from federation.wire import preflight_answer_to_proto, preflight_to_proto
@@ -233,6 +235,35 @@ def test_the_same_question_gets_the_stored_answer_whatever_the_policy_says_by_th
     assert len((one.directory / PREFLIGHTS_FILE).read_text().splitlines()) == 2
 
 
+RANGES = "\n[negotiation]\nleast_epsilon = 2.0\nstart_within_s = 86400\n"
+LESS = ("max_epsilon_per_run = 6.0", "max_epsilon_per_run = 3.1")
+OFFERS = ("\n[limits]", "\n[offers]\nepsilon = true\nstart = true\n[limits]")
+
+
+def test_an_offer_is_signed_kept_and_audited_and_leaves_at_the_same_moment(silo):
+    one = silo(make_policy(AT_ANY_TIME, LESS, OFFERS))
+    first, took_s = one.ask(PLAN + RANGES)
+    assert (first.verdict, first.rule) == (Verdict.OFFER, "epsilon_per_run")
+    assert first.offer == Offer(epsilon_quarters=12)
+    assert took_s == pytest.approx(ANSWER_AFTER_S, abs=1e-9)
+    first.verify(suite.verification_key(signing_key(ME)))
+    noted = json.loads(one.events().splitlines()[-1])["details"]
+    assert (noted["verdict"], noted["epsilon_quarters"]) == ("offer", 12)
+    assert "local_epochs" not in noted
+    one.restart(make_policy(AT_ANY_TIME))
+    again, _ = one.ask(PLAN + RANGES)
+    assert preflight_bytes(again) == preflight_bytes(first)
+    # The amended plan is another question.
+    amended = amend((PLAN + RANGES).encode(), {ME: first.offer}, now_unix_s=NOW_UNIX_S)
+    one.restart(make_policy(AT_ANY_TIME, LESS, OFFERS))
+    assert one.ask(amended.plan_toml.decode())[0].verdict is Verdict.ACCEPT
+    # Who did not opt in, or was asked too often, offers nothing.
+    assert silo(make_policy(AT_ANY_TIME, LESS), "b").ask(PLAN + RANGES)[0].offer is None
+    tired = silo(make_policy(AT_ANY_TIME, LESS, OFFERS), "c", most=0)
+    assert tired.ask(PLAN + RANGES)[0].rule == ASKED_TOO_OFTEN
+    assert tired.ask(PLAN + RANGES)[0].offer is None
+
+
 def preflight_bytes(answer):
     return preflight_answer_to_proto(answer).SerializeToString(deterministic=True)
 
@@ -384,6 +415,8 @@ def plans(seed, count):
             text = text.replace(old, new)
         if mode == "none" and draw.random() < 0.5:
             text = text.replace(*EXACT)
+        if draw.random() < 0.04:
+            text += RANGES if mode != "none" else RANGES.replace("least_epsilon = 2.0\n", "")
         for old, new in edges:
             if draw.random() < 0.15:
                 text = text.replace(old, new(), 1)
@@ -413,6 +446,8 @@ def test_silos_that_differ_in_their_tasks_only_answer_a_thousand_plans_alike(sil
         ('modes = ["silo"]', 'modes = ["silo", "none", "record_local"]'),
         *ACCEPTED_NONE,
         ALLOW_EXACT,
+        LESS,
+        OFFERS,
         ("max_rounds = 5", "max_rounds = 5\nmax_local_hours_per_round = 1.0"),
     )
     # One has a sixty-fourth of the tasks that the other has, and both declare as many.
@@ -434,7 +469,16 @@ def test_silos_that_differ_in_their_tasks_only_answer_a_thousand_plans_alike(sil
         said = [one.judge(plan, token=str(number)) for one in (few, many)]
         assert preflight_bytes(said[0]) == preflight_bytes(said[1]), plan
         rules.add(said[0].rule or said[0].verdict.value)
-    assert {"accept", "rounds", "clip", "episodes", "declared_tasks", "base_model_match"} <= rules
+        rules.add(said[0].verdict.value)
+    assert {
+        "accept",
+        "offer",
+        "rounds",
+        "clip",
+        "episodes",
+        "declared_tasks",
+        "base_model_match",
+    } <= rules
     assert len(rules) >= 10, rules
 
 

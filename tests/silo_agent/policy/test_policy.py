@@ -105,6 +105,10 @@ PLAN_RULES = {
     "run_above_cap": {"policy": [("silo = 50.0", "silo = 4.0")]},
     "survivors": {"policy": [("min_survivors = 3", "min_survivors = 4")]},
     "rounds": {"policy": [("max_rounds = 5", "max_rounds = 4")]},
+    "local_epochs": {
+        "policy": [("max_rounds = 5", "max_rounds = 5\nmax_local_epochs = 2")],
+        "plan": [("tries_per_task = 4", "tries_per_task = 4\nlocal_epochs = 3")],
+    },
     "episodes": {"policy": [("max_episodes_per_round = 128", "max_episodes_per_round = 127")]},
     "thin_round": {
         "policy": [

@@ -236,17 +236,14 @@ ADVISED = (
 
 
 def test_a_plan_that_asks_everybody_on_advice_needs_no_word():
-    assert rule_on_plan(policy_of("none", MORE_EPISODES), plan_of("none", ADVISED)) == ACCEPTED
-
-
-MORE_EPISODES = ("max_episodes_per_round = 128", "max_episodes_per_round = 384")
+    assert rule_on_plan(policy_of("none"), plan_of("none", ADVISED)) == ACCEPTED
 
 
 @pytest.mark.parametrize(
     ("epochs", "rule"), [(0, ACCEPTED), (1, ACCEPTED), (3, ACCEPTED), (4, "task_epochs")]
 )
 def test_a_task_that_moves_local_epochs_stays_in_its_plans_range(epochs, rule):
-    policy = policy_of("none", MORE_EPISODES)
+    policy = policy_of("none")
     case = {"site": SITE, "now_unix_s": NOW_UNIX_S, "task": make_task(local_epochs=epochs)}
     assert check_task(policy, plan=plan_of("none", ADVISED), **case).rule == rule
     if epochs:
@@ -254,10 +251,10 @@ def test_a_task_that_moves_local_epochs_stays_in_its_plans_range(epochs, rule):
         assert check_task(policy, plan=plan_of("none"), **case).rule == "task_epochs"
 
 
-def test_the_most_episodes_are_those_of_all_local_epochs():
-    """128 episodes a local epoch, of at most three: a site that allows 383 refuses."""
-    fewer = ("max_episodes_per_round = 128", "max_episodes_per_round = 383")
-    assert rule_on_plan(policy_of("none", fewer), plan_of("none", ADVISED)) == "episodes"
+def test_the_most_local_epochs_are_those_of_the_range():
+    for most, rule in ((2, "local_epochs"), (3, ACCEPTED)):
+        limit = ("max_episodes_per_round", f"max_local_epochs = {most}\nmax_episodes_per_round")
+        assert rule_on_plan(policy_of("none", limit), plan_of("none", ADVISED)) == rule
 
 
 def test_who_has_to_approve_the_run_is_asked_for_that_word_first():

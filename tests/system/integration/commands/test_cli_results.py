@@ -133,6 +133,8 @@ def run_is_watched(types, loopback):
     plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=2, phase_deadline_s=40))
     cf.await_heard(loopback)
     types(f"chorale run plan {plan} --adapter {adapter} {at}")
+    asked = types(f"chorale run ask {plan} {at}")
+    assert [line.split()[1] for line in asked[:4]] == ["accept"] * 4
     (started,) = types(f"chorale run start {plan} --adapter {adapter} {at}")
     run = started.removeprefix("run ")
     ended = types(f"chorale run watch {run} {at}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 
 import pytest
 
-from chorale.v1 import admin_pb2
+from chorale.v1 import admin_pb2, aggregation_pb2
 from federation.adapter.encoding import decode_adapter, encode_adapter
 from federation.adapter.initial import initial_adapter
 from federation.adapter.layout import Layout
@@ -47,6 +48,8 @@ def chorale(coordinator, monkeypatch, capsys):
     coordinator.conductor.started.clear()
     coordinator.conductor.asked.clear()
     coordinator.conductor.verdicts, coordinator.conductor.quorum = (), 0
+    coordinator.conductor.amended_plan, coordinator.conductor.not_amended = b"", ()
+    coordinator.conductor.negotiated.clear()
     return call
 
 
@@ -315,3 +318,108 @@ def test_a_plan_shows_what_the_silos_say(coordinator, chorale):
     code, answer, _ = chorale(*live)
     assert (code, answer["error_code"]) == (4, "preflight_refused")
     assert coordinator.conductor.started == []
+
+
+OFFERED = admin_pb2.SiloVerdict(
+    silo_id="silo-3",
+    verdict="offer",
+    rule="schedule",
+    reason="the site's policy does not allow a round at this time",
+    offer=aggregation_pb2.Offer(start_after_unix_s=4_000_000_020, epsilon_quarters=9),
+)
+START = "start_after_unix_s = 4000000020\n"
+AMENDED = PLAN.read_bytes().replace(b"[rounds]\n", f"[rounds]\n{START}".encode())
+
+
+def negotiates(coordinator, *verdicts_then):
+    says(coordinator, 3, ACCEPTS, ACCEPTS, ACCEPTS)
+    conductor = coordinator.conductor
+    conductor.verdicts = (*conductor.verdicts, OFFERED)
+    conductor.verdicts_then = tuple(
+        admin_pb2.SiloVerdict(silo_id=f"silo-{number}", verdict=verdict, rule=rule, reason=reason)
+        for number, (verdict, rule, reason) in enumerate(verdicts_then)
+    )
+    conductor.amended_plan = AMENDED
+    move = admin_pb2.PlanMove(key="rounds.start_after_unix_s", after="4000000020")
+    conductor.moves = (move,)
+
+
+def test_asking_shows_offers_and_starts_nothing(coordinator, chorale):
+    negotiates(coordinator)
+    coordinator.conductor.amended_plan = b""
+    code, shown, prose = chorale("run", "ask", PLAN, output="text")
+    assert code == 0, prose
+    assert (
+        "schedule: the site's policy does not allow a round at this time; offers start at "
+        "2096-10-02 07:07 UTC, epsilon 2.25"
+    ) in shown
+    code, answer, _ = chorale("run", "ask", PLAN, "--submit-token", "mine")
+    assert code == 0
+    assert coordinator.conductor.asked[-1] == (PLAN.read_bytes(), "mine")
+    assert coordinator.conductor.negotiated == [False, False]
+    offers = [one["offer"] for one in answer["data"]["silos"]]
+    terms = {"start_after_unix_s": 4_000_000_020, "epsilon_quarters": 9}
+    assert offers == [None, None, None, terms]
+    assert answer["data"]["written"] is None
+    assert coordinator.conductor.started == []
+    # What a site refuses as it stands is no accept.
+    says(coordinator, 4, ACCEPTS, ACCEPTS, ACCEPTS)
+    coordinator.conductor.verdicts = (*coordinator.conductor.verdicts, OFFERED)
+    assert chorale("run", "ask", PLAN)[:1] == (4,)
+
+
+def test_an_amended_plan_is_written_where_enough_accept_it(coordinator, chorale, tmp_path):
+    out = tmp_path / "amended.toml"
+    negotiate = ("run", "ask", PLAN, "--negotiate", "--out", out)
+    negotiates(coordinator, ACCEPTS, ACCEPTS, REFUSES, WAITS)
+    code, answer, _ = chorale(*negotiate)
+    assert (code, answer["error_code"]) == (4, "preflight_refused")
+    assert answer["data"]["before"]["accepts"] == 3
+    assert not out.exists()
+    negotiates(coordinator, ACCEPTS, ACCEPTS, ACCEPTS, REFUSES)
+    code, answer, prose = chorale(*negotiate)
+    assert code == 0
+    assert coordinator.conductor.negotiated[-1]
+    assert out.read_bytes() == AMENDED
+    data = answer["data"]
+    assert data["written"] == str(out)
+    assert [one["verdict"] for one in data["before"]["silos"]] == [*["accept"] * 3, "offer"]
+    assert [one["verdict"] for one in data["silos"]] == [*["accept"] * 3, "refuse"]
+    (move,) = data["moves"]
+    assert move == {"key": "rounds.start_after_unix_s", "before": None, "after": "4000000020"}
+    assert data["amended_sha256"] == hashlib.sha256(AMENDED).hexdigest()
+    # A file that is there is not written over, and nobody is asked for nothing.
+    asked = len(coordinator.conductor.asked)
+    assert chorale(*negotiate)[1]["error_code"] == "file_exists"
+    assert len(coordinator.conductor.asked) == asked
+    code, shown, prose = chorale(*negotiate, "--force", output="text")
+    assert code == 0
+    assert "amended: rounds.start_after_unix_s not set -> 4000000020" in shown
+    assert "it starts no earlier than 2096-10-02 07:07:00 UTC" in prose
+    assert f"next: chorale run start {out}" in prose
+    # And it is not started earlier.
+    asked = len(coordinator.conductor.asked)
+    code, answer, _ = chorale("run", "start", out, "--base-config", BASE)
+    assert code != 0
+    assert "it starts no earlier than 2096-10-02 07:07:00 UTC" in answer["message"]
+    assert len(coordinator.conductor.asked) == asked
+    assert coordinator.conductor.started == []
+
+
+def test_why_nothing_was_amended_is_said(coordinator, chorale, tmp_path):
+    negotiates(coordinator)
+    coordinator.conductor.amended_plan = b""
+    coordinator.conductor.not_amended = ("silo-3: local_epochs 1 lies outside 2 to below 5",)
+    negotiate = ("run", "ask", PLAN, "--negotiate", "--out", tmp_path / "amended.toml")
+    code, answer, _ = chorale(*negotiate)
+    assert code == 0
+    assert answer["data"]["not_amended"] == list(coordinator.conductor.not_amended)
+    assert answer["data"]["written"] is None
+    _, shown, _ = chorale(*negotiate, output="text")
+    assert "not amended: silo-3: local_epochs 1 lies outside 2 to below 5" in shown
+
+
+@pytest.mark.parametrize("options", [("--negotiate",), ("--out", "amended.toml")])
+def test_negotiating_needs_a_file(coordinator, chorale, options):
+    assert chorale("run", "ask", PLAN, *options)[1]["error_code"] == "arguments"
+    assert coordinator.conductor.asked == []

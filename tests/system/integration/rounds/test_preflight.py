@@ -5,7 +5,6 @@ that does not name its site and rule, a round that an asking disturbs.
 """
 
 import json
-import subprocess
 
 import pytest
 
@@ -39,18 +38,8 @@ def written(loopback, **options):
     return cf.write_run(loopback, cf.plan_toml(**options).replace("quorum = 3", "quorum = 4"))
 
 
-def asks(loopback, *arguments):
-    """Exit code and envelope of a command of the admin."""
-    done = subprocess.run(
-        [*loopback.python("coordinator"), "-m", "server.cli.main", *map(str, arguments),
-         "--data", loopback.data_dir, "--format", "json"],
-        capture_output=True, text=True, timeout=120, check=False, env=loopback._environment(),
-    )  # fmt: skip
-    return done.returncode, json.loads(done.stdout)
-
-
 def live(loopback, plan, adapter, token):
-    return asks(
+    return cf.asks(
         loopback, "run", "plan", plan, "--adapter", adapter, "--live", "--submit-token", token
     )
 
@@ -73,13 +62,13 @@ def test_one_policy_too_small_stops_a_run_before_anybody_works_or_pays(loopback)
     plan, adapter = written(loopback, rounds=2, **NOISY)
     before = ledgers(loopback)
     start = ("run", "start", plan, "--adapter", adapter, "--submit-token", "first")
-    code, envelope = asks(loopback, *start)
+    code, envelope = cf.asks(loopback, *start)
     assert (code, envelope["error_code"]) == (4, "preflight_refused"), envelope
     assert "a round opens with 4 ready silos, and 3 of 4 accept" in envelope["message"]
     reason = "the site's policy does not allow so many rounds"
     assert f"{SMALL}: {reason} (rule rounds)" in envelope["message"]
     assert verdicts(envelope) == {**dict.fromkeys(cf.SILOS, "accept"), SMALL: "refuse"}
-    _, listed = asks(loopback, "run", "list")
+    _, listed = cf.asks(loopback, "run", "list")
     assert listed["data"]["runs"] == []
     assert ledgers(loopback) == before
     for silo in cf.SILOS:
