@@ -1,19 +1,24 @@
 """What ``run ask``, ``run plan --live`` and ``run start`` ask the silos beforehand.
 
+Invariant: an amended plan is what the shown offers make of the plan, byte for byte, or an error: no
+coordinator has anything else written where an admin's plan is expected.
+
 Covered: one question or, where sites may negotiate, two; and what is made of the answers. Not
-covered: what comes of offers, which is the coordinator's (``server/conductor/negotiation.py``).
+covered: whether the sites said so, whose signatures the coordinator verifies.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from chorale.v1 import admin_pb2
 from federation.chain.preflight import Verdict
+from federation.plan.negotiation import Amended, NotAmended, amend
 from federation.wire import offer_from_proto
 from ops.cli.envelope import CommandError, Exit, Format, say, show_result
 from server.cli.client import CALL_TIMEOUT_S
@@ -179,7 +184,24 @@ def ask_silos(
             say(f"asking the silos{again}: {known} of {len(status.verdicts)} known")
         elif not status.amended_plan:
             before = _asked(status, token)
-    return _asked(status, token, before=before if status.amended_plan else None)
+    if not status.amended_plan:
+        return _asked(status, token)
+    _require_made_of(plan_toml, before, status.amended_plan)
+    return _asked(status, token, before=before)
+
+
+def _require_made_of(plan_toml: bytes, before: Asked | None, amended_plan: bytes) -> None:
+    verdicts = () if before is None else before.verdicts
+    offers = {one.silo_id: offer_from_proto(one.offer) for one in verdicts if one.HasField("offer")}
+    found = amend(plan_toml, offers, now_unix_s=int(time.time()))
+    if not isinstance(found, Amended) or found.plan_toml != amended_plan:
+        why = "; ".join(found.problems) if isinstance(found, NotAmended) else "other bytes"
+        raise CommandError(
+            f"the coordinator's amended plan is not what the shown offers make of this one ({why})",
+            code="amended_otherwise",
+            exit_code=Exit.SERVER,
+            next_step="compare this machine's clock and version with the coordinator's",
+        )
 
 
 def _asked(status: admin_pb2.AskSilosResponse, token: str, *, before: Asked | None = None) -> Asked:

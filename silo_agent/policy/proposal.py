@@ -165,11 +165,13 @@ def _text(values: Mapping[str, object]) -> str:
     # spell alike but for the table; the result is parsed before it is written all the same.
     shown = {key: _toml(value) for key, value in values.items()}
     limited = values["local_hours"] is not None
+    epochs = f"max_local_epochs = {values['max_epochs'] or 1}"
     hours = f"max_local_hours_per_round = {shown['local_hours'] if limited else 1.0}"
     accepted = f'accept_no_privacy = "{NO_PRIVACY}"'
     return _TEMPLATE.format_map(
         {
             **shown,
+            "max_epochs": f"# {epochs}" if values["max_epochs"] is None else epochs,
             "local_hours": hours if limited else f"# {hours}",
             "accept_no_privacy": accepted if values["accept_no_privacy"] else f"# {accepted}",
         }
@@ -206,7 +208,7 @@ _NOTHING: Mapping[str, object] = {
     "delta": 1e-5,
     "min_survivors": 3,
     "max_rounds": 0,
-    "max_epochs": 1,
+    "max_epochs": None,
     "max_episodes": 0,
     "min_episodes": 100,
     "min_tasks": 25,
@@ -322,8 +324,8 @@ publish = []
 
 [limits]
 max_rounds = {max_rounds}
-# How often one round may play and train.
-max_local_epochs = {max_epochs}
+# How often one round may play and train. Without this line there is no limit.
+{max_epochs}
 max_episodes_per_round = {max_episodes}
 # Least episodes of a round, and least tasks that they are tries at: a sum of almost nothing shows
 # what little there was. Mode "none" is refused without both lines.

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
-from chorale.v1 import admin_pb2, aggregation_pb2
+from chorale.v1 import admin_pb2
 from federation.adapter.encoding import decode_adapter, encode_adapter
 from federation.adapter.initial import initial_adapter
 from federation.adapter.layout import Layout
 from federation.adapter.shapes import shape_from_config, shape_of
 from federation.adapter.value_head import VALUE_HEAD
+from federation.plan.negotiation import Amended, Offer, amend
 from federation.plan.read import read_plan
+from federation.wire import offer_to_proto
 from ops.cli.envelope import run_app
 from server.cli.main import app
 from tests.kit.paths import ROOT
@@ -320,15 +324,32 @@ def test_a_plan_shows_what_the_silos_say(coordinator, chorale):
     assert coordinator.conductor.started == []
 
 
+START_S = int(time.time()) // 60 * 60 + 7200
+BEGINS = f"{datetime.fromtimestamp(START_S, tz=UTC):%Y-%m-%d %H:%M}"
+TERMS = Offer(start_after_unix_s=START_S, epsilon_quarters=9)
 OFFERED = admin_pb2.SiloVerdict(
     silo_id="silo-3",
     verdict="offer",
     rule="schedule",
     reason="the site's policy does not allow a round at this time",
-    offer=aggregation_pb2.Offer(start_after_unix_s=4_000_000_020, epsilon_quarters=9),
+    offer=offer_to_proto(TERMS),
 )
-START = "start_after_unix_s = 4000000020\n"
-AMENDED = PLAN.read_bytes().replace(b"[rounds]\n", f"[rounds]\n{START}".encode())
+
+
+@pytest.fixture
+def moving(coordinator, tmp_path):
+    """A plan that sites may move, and what the one offer makes of it."""
+    path = tmp_path / "moving.toml"
+    ranges = b"\n[negotiation]\nstart_within_s = 86400\nleast_epsilon = 1.0\n"
+    path.write_bytes(PLAN.read_bytes() + ranges)
+    made = amend(path.read_bytes(), {"silo-3": TERMS}, now_unix_s=int(time.time()))
+    assert isinstance(made, Amended), made
+    coordinator.conductor.amended_plan = made.plan_toml
+    coordinator.conductor.moves = tuple(
+        admin_pb2.PlanMove(key=move.key, before=move.before, after=move.after)
+        for move in made.moves
+    )
+    return path
 
 
 def negotiates(coordinator, *verdicts_then):
@@ -339,38 +360,32 @@ def negotiates(coordinator, *verdicts_then):
         admin_pb2.SiloVerdict(silo_id=f"silo-{number}", verdict=verdict, rule=rule, reason=reason)
         for number, (verdict, rule, reason) in enumerate(verdicts_then)
     )
-    conductor.amended_plan = AMENDED
-    move = admin_pb2.PlanMove(key="rounds.start_after_unix_s", after="4000000020")
-    conductor.moves = (move,)
 
 
 def test_asking_shows_offers_and_starts_nothing(coordinator, chorale):
     negotiates(coordinator)
-    coordinator.conductor.amended_plan = b""
     code, shown, prose = chorale("run", "ask", PLAN, output="text")
     assert code == 0, prose
     assert (
         "schedule: the site's policy does not allow a round at this time; offers start at "
-        "2096-10-02 07:07 UTC, epsilon 2.25"
+        f"{BEGINS} UTC, epsilon 2.25"
     ) in shown
     code, answer, _ = chorale("run", "ask", PLAN, "--submit-token", "mine")
     assert code == 0
     assert coordinator.conductor.asked[-1] == (PLAN.read_bytes(), "mine")
     assert coordinator.conductor.negotiated == [False, False]
     offers = [one["offer"] for one in answer["data"]["silos"]]
-    terms = {"start_after_unix_s": 4_000_000_020, "epsilon_quarters": 9}
-    assert offers == [None, None, None, terms]
+    assert offers == [None, None, None, TERMS.named()]
     assert answer["data"]["written"] is None
     assert coordinator.conductor.started == []
     # What a site refuses as it stands is no accept.
-    says(coordinator, 4, ACCEPTS, ACCEPTS, ACCEPTS)
-    coordinator.conductor.verdicts = (*coordinator.conductor.verdicts, OFFERED)
+    coordinator.conductor.quorum = 4
     assert chorale("run", "ask", PLAN)[:1] == (4,)
 
 
-def test_an_amended_plan_is_written_where_enough_accept_it(coordinator, chorale, tmp_path):
+def test_an_amended_plan_is_written_where_enough_accept_it(coordinator, chorale, moving, tmp_path):
     out = tmp_path / "amended.toml"
-    negotiate = ("run", "ask", PLAN, "--negotiate", "--out", out)
+    negotiate = ("run", "ask", moving, "--negotiate", "--out", out)
     negotiates(coordinator, ACCEPTS, ACCEPTS, REFUSES, WAITS)
     code, answer, _ = chorale(*negotiate)
     assert (code, answer["error_code"]) == (4, "preflight_refused")
@@ -380,35 +395,67 @@ def test_an_amended_plan_is_written_where_enough_accept_it(coordinator, chorale,
     code, answer, prose = chorale(*negotiate)
     assert code == 0
     assert coordinator.conductor.negotiated[-1]
-    assert out.read_bytes() == AMENDED
+    amended = coordinator.conductor.amended_plan
+    assert out.read_bytes() == amended
     data = answer["data"]
     assert data["written"] == str(out)
     assert [one["verdict"] for one in data["before"]["silos"]] == [*["accept"] * 3, "offer"]
     assert [one["verdict"] for one in data["silos"]] == [*["accept"] * 3, "refuse"]
-    (move,) = data["moves"]
-    assert move == {"key": "rounds.start_after_unix_s", "before": None, "after": "4000000020"}
-    assert data["amended_sha256"] == hashlib.sha256(AMENDED).hexdigest()
+    move = {"key": "rounds.start_after_unix_s", "before": None, "after": str(START_S)}
+    assert data["moves"][-1] == move
+    assert data["amended_sha256"] == hashlib.sha256(amended).hexdigest()
     # A file that is there is not written over, and nobody is asked for nothing.
     asked = len(coordinator.conductor.asked)
     assert chorale(*negotiate)[1]["error_code"] == "file_exists"
     assert len(coordinator.conductor.asked) == asked
     code, shown, prose = chorale(*negotiate, "--force", output="text")
     assert code == 0
-    assert "amended: rounds.start_after_unix_s not set -> 4000000020" in shown
-    assert "it starts no earlier than 2096-10-02 07:07:00 UTC" in prose
+    assert f"amended: rounds.start_after_unix_s not set -> {START_S}" in shown
+    assert f"it starts no earlier than {BEGINS}:00 UTC" in prose
     assert f"next: chorale run start {out}" in prose
     # And it is not started earlier.
     asked = len(coordinator.conductor.asked)
     code, answer, _ = chorale("run", "start", out, "--base-config", BASE)
     assert code != 0
-    assert "it starts no earlier than 2096-10-02 07:07:00 UTC" in answer["message"]
+    assert f"it starts no earlier than {BEGINS}:00 UTC" in answer["message"]
     assert len(coordinator.conductor.asked) == asked
     assert coordinator.conductor.started == []
 
 
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda amended: amended + b"\n# and a line more\n",
+        lambda amended: amended.replace(b"least_epsilon = 1.0", b"least_epsilon = 0.5"),
+        lambda amended: amended.replace(str(START_S).encode(), str(START_S + 60).encode()),
+        lambda _: b"no plan",
+    ],
+    ids=["a line more", "another range", "another start", "no plan"],
+)
+def test_a_coordinator_that_amends_otherwise_has_nothing_written(
+    coordinator, chorale, moving, tmp_path, forge
+):
+    negotiates(coordinator, ACCEPTS, ACCEPTS, ACCEPTS, ACCEPTS)
+    honest = coordinator.conductor.amended_plan
+    coordinator.conductor.amended_plan = forge(honest)
+    assert coordinator.conductor.amended_plan != honest
+    out = tmp_path / "amended.toml"
+    code, answer, _ = chorale("run", "ask", moving, "--negotiate", "--out", out)
+    assert (code, answer["error_code"]) == (1, "amended_otherwise")
+    assert not out.exists()
+
+
+def test_offers_that_nobody_made_amend_nothing_here(coordinator, chorale, moving, tmp_path):
+    says(coordinator, 3, ACCEPTS, ACCEPTS, ACCEPTS)
+    coordinator.conductor.verdicts_then = coordinator.conductor.verdicts
+    out = tmp_path / "amended.toml"
+    code, answer, _ = chorale("run", "ask", moving, "--negotiate", "--out", out)
+    assert (code, answer["error_code"]) == (1, "amended_otherwise")
+    assert "no silo made an offer" in answer["message"]
+
+
 def test_why_nothing_was_amended_is_said(coordinator, chorale, tmp_path):
     negotiates(coordinator)
-    coordinator.conductor.amended_plan = b""
     coordinator.conductor.not_amended = ("silo-3: local_epochs 1 lies outside 2 to below 5",)
     negotiate = ("run", "ask", PLAN, "--negotiate", "--out", tmp_path / "amended.toml")
     code, answer, _ = chorale(*negotiate)
