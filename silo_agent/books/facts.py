@@ -18,7 +18,7 @@ Ordered invariants:
    replaced at once, and a damaged one says nothing: it is an error.
 
 When a training was charged is data, for it is charged when exploring is over. So a daemon looks at
-the ledger when it starts and when a round was closed, never in the middle of one
+the ledger when it starts and when a round's record is adopted, never in the middle of one
 (``silo_agent/daemon/facts.py``).
 
 Covered: gathering, the file. Not covered: who may write the file; whether the operator is right.

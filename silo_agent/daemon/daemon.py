@@ -40,7 +40,7 @@ import structlog
 
 from dp.config import Mode
 from dp.errors import LedgerCorruptError
-from federation.chain.record import Place
+from federation.chain.record import AdapterRecord, Place
 from federation.chain.task import RoundTask
 from federation.errors import ChainError, UpdateError
 from federation.plan.families import families_of
@@ -171,7 +171,7 @@ class Daemon:
             max_dimension=self.policy.limits.max_dimension,
             adopted=self.work.adopted,
             admit=self.gate.judge_record,
-            adopting=self.audit.adopting,
+            adopting=self._adopting,
         )
         self.coordinator.watch_over_runs(self._hear_over)
         self.preflights = PreflightDesk(
@@ -276,7 +276,6 @@ class Daemon:
                 self.metrics.show_phase(IDLE)
                 self.work.call_off()
                 moved = self._close_round(message)
-                self.facts.take_budget()
                 self.audit.exchange(self.coordinator, self.published)
                 return moved
             case RoundAborted():
@@ -385,6 +384,11 @@ class Daemon:
         before = self.published.head
         after = self.published.follow(closed.record.run_id, closed.record.plan_sha256)
         return before is None or before.record != after.record
+
+    def _adopting(self, record: AdapterRecord) -> None:
+        """A verified record is about to become the head of its run's chain."""
+        self.audit.adopting(record)
+        self.facts.take_budget()
 
     def _open_session(self, signed: SignedDescriptor) -> Session:
         descriptor = signed.descriptor

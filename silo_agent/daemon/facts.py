@@ -6,14 +6,15 @@ Ordered invariants:
    deadline; whatever goes wrong is counted and logged, and no round fails by it.
 2. Facts are published after the start, when one of them changed, and every ``EVERY_S``; two
    publications are at least ``APART_S`` apart, and tries after a failure ``AGAIN_S``.
-3. What is left of the budget is taken from the ledger when the daemon starts and when a round was
-   closed. In between it stays what it was, for when a training is charged tells how long exploring
-   took, which is data.
+3. What is left of the budget is taken from the ledger when the daemon starts and when it adopts a
+   record, whose signature and place in the chain it has verified: no word of the coordinator that
+   binds it to nothing has it looked at. In between it stays what it was, for when a training is
+   charged tells how long exploring took, which is data.
 
 Covered: a coordinator that is away, slow, of an earlier version or refuses; a damaged file of the
 operator's words. Not covered: what each fact is made of (``silo_agent/books/facts.py``); one bit
-that a coordinator which closes a round early may see, and that the next key bundle says as well
-(``silo_agent/local_work/reservation.py``).
+that a coordinator which publishes a record in the middle of the work may see, and that the next key
+bundle says as well (``silo_agent/local_work/reservation.py``).
 """
 
 from __future__ import annotations
@@ -85,9 +86,15 @@ class FactsDesk:
         self._unserved = False
 
     def take_budget(self) -> None:
-        """Look at the ledger: at the start, or when a round was closed."""
-        ledger = self._ledger_of()
-        self._budget_left = budget_left_of(ledger.spent_epsilons(), ledger.caps)
+        """Look at the ledger: at the start, or where a record is adopted."""
+        if "budget_left" not in self._policy.facts.publish:
+            return
+        try:
+            ledger = self._ledger_of()
+            self._budget_left = budget_left_of(ledger.spent_epsilons(), ledger.caps)
+        except Exception as error:  # noqa: BLE001 - nor may this
+            self._budget_left = None
+            self._failed(error)
 
     def publish(self, *, attempt_open: bool) -> None:
         """Publish if it is time to; called after each poll."""

@@ -2,7 +2,7 @@
 
 Covered: every fact with its value now, what it comes from, whether the policy publishes it. Not
 covered: what the coordinator holds; a daemon shows what is left of the budget as it was when it
-started or when the last round was closed.
+started or adopted the last record.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def test_a_round_goes_on_whatever_becomes_of_its_facts(tmp_path):
 
 
 def test_when_a_training_is_charged_does_not_show(tmp_path):
-    """It is charged when exploring is over, which is data: only a closed round may show it."""
+    """It is charged when exploring is over, which is data: an adopted record may show it alone."""
     silo = Silo(tmp_path, LISTED + CAPS)
     silo.desk.take_budget()
     first = silo.poll()
@@ -190,16 +190,27 @@ def test_when_a_training_is_charged_does_not_show(tmp_path):
 
 
 @pytest.mark.parametrize("payload", [Idle(), RoundClosed(record=None)], ids=["idle", "closed"])
-def test_the_daemon_looks_at_the_ledger_at_the_start_and_when_a_round_closes(
-    tmp_path, payload, monkeypatch
-):
+def test_no_word_of_the_coordinator_has_the_ledger_looked_at(tmp_path, payload, monkeypatch):
+    """Only the start does, and the adoption of a record, which binds the coordinator."""
     bench, looked = Bench(tmp_path), []
     bench.daemon.facts = SimpleNamespace(
         take_budget=lambda: looked.append("ledger"), publish=lambda **_: None
     )
-    monkeypatch.setattr(bench.daemon, "_close_round", lambda _closed: True)
-    bench.serve(payload)
-    assert looked == ["ledger"] * (1 if isinstance(payload, Idle) else 2)
+    # A record of a plan that this site does not allow: nothing is followed.
+    monkeypatch.setattr(bench.daemon, "_close_round", lambda _closed: False)
+    bench.serve(*[payload] * 5)
+    assert looked == ["ledger"]
+    bench.daemon.audit = SimpleNamespace(adopting=lambda _record: None)
+    bench.daemon._adopting(None)
+    assert looked == ["ledger"] * 2
+
+
+def test_a_ledger_that_cannot_be_read_costs_the_fact_alone(tmp_path, capsys):
+    silo = Silo(tmp_path, LISTED + CAPS)
+    silo.spent = None
+    silo.desk.take_budget()
+    assert "facts_not_published" in capsys.readouterr().out
+    assert silo.poll() == SiloFacts(availability=Availability.UP)
 
 
 def lived(directory, *, tasks, reward):

@@ -168,7 +168,6 @@ def bare_daemon(tmp_path: Any, **parts: Any) -> Daemon:
     daemon.stopping = threading.Event()
     daemon.coordinator = SimpleNamespace()
     daemon._session = daemon._task = daemon._asked = None
-    daemon.facts = SimpleNamespace(take_budget=lambda: None)
     daemon.unfinished = SimpleNamespace(keep_only=lambda _identity: None)
     for name, value in parts.items():
         setattr(daemon, name, value)

@@ -192,8 +192,13 @@ def test_a_restarted_coordinator_is_told_again(coordinator, silo):
 @pytest.mark.long
 def test_a_daemon_publishes_at_its_start_and_at_a_change_and_its_rounds_go_on(tmp_path):
     with cf.federation(tmp_path) as loopback:
-        policy = loopback.silo_dir("silo-a") / "policy.toml"
-        policy.write_text(policy.read_text() + LISTED)
+        at = ("--data", str(loopback.silo_dir("silo-a")))
+        plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=2, mode="silo", noise=4.0))
+        # As much budget as the run can cost at most, so that rounds show in what is left.
+        cost = loopback.silo("policy", "check", str(plan), *at)["epsilons"]["silo"]["epsilon"]
+        (loopback.silo_dir("silo-a") / "policy.toml").write_text(
+            cf.policy_toml(epsilon_cap=1.01 * cost) + LISTED
+        )
         for silo_id in cf.SILOS:
             loopback.start_silo(silo_id)
 
@@ -204,14 +209,15 @@ def test_a_daemon_publishes_at_its_start_and_at_a_change_and_its_rounds_go_on(tm
         def by_silo_a(**words):
             return lambda: words.items() <= (said()["silo-a"] or {}).items()
 
-        until(by_silo_a(availability="up", queue=None), "it says that it is up")
-        plan, adapter = cf.write_run(loopback, cf.plan_toml(rounds=2, mode="silo", noise=4.0))
+        whole = "over_three_quarters"
+        until(by_silo_a(availability="up", budget_left=whole), "it says that it is up")
         cf.await_heard(loopback)
-        at = ("--data", str(loopback.silo_dir("silo-a")))
         loopback.silo("facts", "set", "--queue", "2", "--free-gpu", "some", *at)
         last, _ = cf.watch_to_end(loopback, loopback.start_run(plan, adapter, token="facts"))
         assert last["run"]["state"] == "finished"
-        until(by_silo_a(queue=2, free_gpu="some"), "the operator's word is told")
-        assert said()["silo-a"]["budget_left"] == "over_three_quarters"
+        shown = {one["fact"]: one["value"] for one in loopback.silo("facts", *at)["facts"]}
+        left = shown["budget_left"]
+        assert left != whole
+        until(by_silo_a(queue=2, free_gpu="some", budget_left=left), "both changes are told")
         assert [said()[silo_id] for silo_id in cf.SILOS[1:]] == [None] * 3
         assert "facts_not_published" not in loopback.log("silo-a")
