@@ -74,6 +74,8 @@ def site_of(config: SiloConfig) -> Site:
         base_sha256=config.base_sha256(),
         environments={entry.environment: entry.declared_tasks for entry in config.environments},
         shape=shape_in(config.base_model, ""),
+        own_parts=config.own_parts,
+        guarded=config.guard is not None,
     )
 
 
