@@ -37,6 +37,8 @@ from evolution.guard.panel import Plays
 from evolution.guard.rule import standing
 from evolution.guard.verdict import Verdict
 from evolution.methods.evolver import Evolver
+from federation.adapter.card import render_card
+from federation.chain.card import card_of, provenance_of
 from federation.chain.record import AdapterRecord
 from federation.plan.plan import Plan
 from ops.tracing.spans import spanned
@@ -44,7 +46,6 @@ from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.errors import ConfigError, GuardError, LocalStoreError
 from silo_agent.follow.chain import Head
-from silo_agent.guard.card import card_of, provenance_of
 from silo_agent.guard.shelf import Shelf, name_of
 from silo_agent.metrics import SiloMetrics
 
@@ -180,18 +181,22 @@ class Guard:
         record = head.record
         if self._shelf is None:
             return
+        debits = self._debits_of(record.run_id)
+        card = card_of(
+            record,
+            plan,
+            federation=self._federation,
+            releases=debits.releases,
+            first_steps=debits.first_steps,
+            trainings=debits.trainings,
+        )
         try:
             self._shelf.put(
                 name_of(record.round, record.adapter_sha256.hex()),
                 head.tensors,
                 plan=plan,
                 provenance=provenance_of(record),
-                card=card_of(
-                    record,
-                    plan,
-                    federation=self._federation,
-                    debits=self._debits_of(record.run_id),
-                ),
+                card=render_card(card),
             )
         except GuardError as error:
             self._not_served(error)
