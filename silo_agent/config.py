@@ -358,12 +358,6 @@ class SiloConfig(BaseSettings):
                 names.add(CONSTANT)
         return tuple(sorted(names))
 
-    @property
-    def own_parts(self) -> tuple[str, ...]:
-        """The play and the gate that this silo chose by itself, as far as it did."""
-        chosen = (self.evolve.get(kind) for kind in ("play", "gate"))
-        return tuple(str(name) for name in chosen if name is not None)
-
     def options(self, recipe: Recipe) -> Options:
         """The options of a plan's method; empty for one without a table."""
         if recipe.parts:

@@ -36,6 +36,7 @@ from federation.plan.toml import parse_toml
 from lab.experiment.checked import validated
 from lab.experiment.environments import catalogue_of, foreign_of, labels_of
 from lab.experiment.errors import ExperimentFileError
+from lab.experiment.guards.vetoes import unguarded
 from lab.experiment.methods import LEAST_CLUSTER, METHODS
 from lab.experiment.participation import needs_all
 from lab.experiment.tables import (
@@ -66,7 +67,6 @@ from lab.experiment.tables import (
 )
 from lab.experiment.tasks.dealing import dealing_of
 from lab.experiment.tasks.partition import PartitionTable, overridden_partition, pinned
-from lab.experiment.vetoes import unguarded
 from lab.partitions.errors import PartitionError
 
 __all__ = ["Experiment", "Run", "load_experiment", "read_run"]

@@ -27,7 +27,7 @@ from lab.experiment.config import Run
 from lab.experiment.engines.machines import THREADS, engine_spec, trainer_spec
 from lab.experiment.engines.stores import directory_of
 from lab.experiment.errors import ExperimentError
-from lab.experiment.guarding import Head, is_attacker, refuses
+from lab.experiment.guards.silo import Head, is_attacker, refuses
 from lab.experiment.methods import METHODS
 from lab.experiment.tasks.demonstrations import seed_buffer
 from lab.experiment.tasks.own_tasks import FewTasks, assignments_of

@@ -47,8 +47,9 @@ from lab.experiment.federation_round import (
     play_round,
 )
 from lab.experiment.groups import GroupedSum
-from lab.experiment.guarded_circle import GuardedCircle, Vetoing
-from lab.experiment.guarding import is_attacker, served_round
+from lab.experiment.guards.circle import GuardedCircle, Vetoing
+from lab.experiment.guards.silo import is_attacker, served_round
+from lab.experiment.guards.vetoes import VetoSum
 from lab.experiment.judge import Judge, Judged
 from lab.experiment.masked import MaskedSum
 from lab.experiment.member import Adapter, identity, personal_of
@@ -66,7 +67,6 @@ from lab.experiment.rows import (
 from lab.experiment.state import Kept, RunStates
 from lab.experiment.sums import PlainSum, RoundMean
 from lab.experiment.tables import GuardTable
-from lab.experiment.vetoes import VetoSum
 
 __all__ = ["Progress", "RunResult", "aggregation_of", "play_run", "versions_of"]
 

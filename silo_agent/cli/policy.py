@@ -203,8 +203,9 @@ def policy_check(
 def _own_parts(data: Path) -> tuple[str, ...]:
     """The play and the gate that a silo.toml chooses; none where there is no file yet."""
     from silo_agent.config import CONFIG_FILE, SiloConfig
+    from silo_agent.machine.machine import own_parts_of
 
-    return SiloConfig.load(data).own_parts if (data / CONFIG_FILE).exists() else ()
+    return own_parts_of(SiloConfig.load(data)) if (data / CONFIG_FILE).exists() else ()
 
 
 def _absent_environments(config: SiloConfig, plan: Plan) -> list[str]:

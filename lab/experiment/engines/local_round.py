@@ -23,7 +23,7 @@ from pathlib import Path
 from evolution.methods.evolver import Evolution
 from evolution.methods.machines import Machines
 from lab.experiment.config import Run
-from lab.experiment.guarding import Head
+from lab.experiment.guards.silo import Head
 from lab.experiment.member import Adapter, Member
 
 __all__ = ["LocalRound", "play_local_round"]

@@ -14,13 +14,13 @@ from evolution.model.lora import initial_adapter
 from lab.experiment.config import load_experiment
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.federation_round import Guarding
-from lab.experiment.guarded_circle import GuardedCircle, Vetoing
-from lab.experiment.guarding import Head
+from lab.experiment.guards.circle import GuardedCircle, Vetoing
+from lab.experiment.guards.silo import Head
+from lab.experiment.guards.vetoes import VetoSum
 from lab.experiment.member import VETOED, Member
 from lab.experiment.single_run import play_run
 from lab.experiment.state import RunStates
 from lab.experiment.tables import GuardTable, NoiseTable
-from lab.experiment.vetoes import VetoSum
 from tests.kit.lab.experiment_samples import HEAD, SILOS, runs, setting, write
 from tests.kit.paths import ROOT
 

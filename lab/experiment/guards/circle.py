@@ -32,11 +32,11 @@ from federation.chain.vetoes import origin_of, stops
 from lab.aggregation.aggregation import LabAggregation
 from lab.experiment.engines.local_round import LocalRound
 from lab.experiment.federation_round import CircleState, Guarding, Indices, SharingCircle
-from lab.experiment.guarding import Head
+from lab.experiment.guards.silo import Head
+from lab.experiment.guards.vetoes import VetoSum
 from lab.experiment.member import VETOED, Adapter
 from lab.experiment.sums import RoundMean
 from lab.experiment.tables import GuardTable
-from lab.experiment.vetoes import VetoSum
 
 __all__ = ["GuardedCircle", "Vetoing"]
 

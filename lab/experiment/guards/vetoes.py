@@ -12,7 +12,7 @@ sizes of groups matter to either number, not who is in which.
 Invariants: the noise depends on the key and the round, on nothing else. The block has coordinates
 for every family of the run, the most that a real one would have: more coordinates are more noise.
 
-Covered: one federation, round after round. Not covered: what follows (``guarded_circle.py``), the
+Covered: one federation, round after round. Not covered: what follows (``circle.py``), the
 other coordinates, the ledger.
 """
 
