@@ -107,6 +107,9 @@ class GuardedCircle(SharingCircle):
     def take_up(self, state: CircleState) -> None:
         """Go on with all of it."""
         super().take_up(state)
+        named = {*state.restored.values(), *((state.back_to,) if state.back_to is not None else ())}
+        if not state.ended or any(number >= len(state.ended) for number in named):
+            raise ValueError("the state lacks an adapter that a rollback brings back")
         self._ended = [dict(adapter) for adapter in state.ended]
         self._restored = dict(state.restored)
         self._back_to = state.back_to

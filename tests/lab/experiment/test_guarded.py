@@ -1,6 +1,7 @@
 """Guards in a simulated federation: vetoes counted by hand, when a run stops, what comes back."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ from evolution.model.identity import base_sha256
 from evolution.model.lora import initial_adapter
 from lab.experiment.config import load_experiment
 from lab.experiment.errors import ExperimentFileError
-from lab.experiment.federation_round import Guarding
+from lab.experiment.federation_round import CircleState, Guarding
 from lab.experiment.guards.circle import GuardedCircle, Vetoing
 from lab.experiment.guards.silo import Head
 from lab.experiment.guards.vetoes import VetoSum
 from lab.experiment.member import VETOED, Member
 from lab.experiment.single_run import play_run
-from lab.experiment.state import RunStates
+from lab.experiment.state import Kept, RunStates
 from lab.experiment.tables import GuardTable, NoiseTable
 from tests.kit.lab.experiment_samples import HEAD, SILOS, runs, setting, write
 from tests.kit.paths import ROOT
@@ -155,6 +156,26 @@ def test_a_circle_that_is_taken_up_goes_on_alike(after):
     assert found == expected[after:]
 
 
+def test_what_a_state_file_keeps_of_rollbacks_is_read_again(tmp_path):
+    run = guarded(tmp_path)
+    w = [{"w": np.full(1, number, dtype=np.float32)} for number in range(4)]
+    states = RunStates(directory=tmp_path / "kept", run=run, versions={}, say=quiet)
+    before = CircleState(adapter=w[3], sums=(2,), ended=w, restored={3: 0}, back_to=1)
+    (tmp_path / "stores").mkdir()
+    states.keep(Kept(round=4, circles=[before]), tmp_path / "stores")
+    (after,) = states.take_up(tmp_path / "again").circles
+    assert (after.restored, after.back_to) == ({3: 0}, 1)
+    assert [float(one["w"][0]) for one in after.ended] == [0, 1, 2, 3]
+    # One that names a round which no adapter is of is not gone on from.
+    for lacking in (
+        replace(before, back_to=4),
+        replace(before, restored={3: 9}),
+        CircleState(adapter=w[3], sums=(2,)),
+    ):
+        with pytest.raises(ValueError, match="lacks an adapter"):
+            circle().take_up(lacking)
+
+
 SMALL = HEAD.replace("rounds = 2", "rounds = 4").replace("every = 1", "every = 0")
 GUARD = "noise = { z = 0.003 }\nguard = { tasks = 8, base_tries = 1 }\n"
 ATTACK = 'attack = { silo = "silo-1", clips = 1, direction = "flip" }\n'
@@ -234,7 +255,9 @@ def test_a_guarded_run_that_was_ended_goes_on_to_the_same_bits(tmp_path, monkeyp
 
 
 def test_a_guard_that_judges_by_figures_serves_what_it_passed(tmp_path):
-    run = guarded(tmp_path).model_copy(update={"guard": GuardTable(tasks=8, tau=1, violations=1)})
+    run = guarded(tmp_path).model_copy(
+        update={"guard": GuardTable(tasks=8, base_tries=1, tau=1, violations=1)}
+    )
     rows = play_run(run, tmp_path / "run", progress=quiet).rows
     assert all(row["restored_round"] is None for row in rows if row["kind"] == "round")
     by_scope = {
