@@ -11,6 +11,7 @@
     │   ├── NotWantedError                 nobody wants the work any more; no failure
     │   ├── PartError                      a recipe's part did what its kind may not do
     │   ├── RowError                       a training row whose numbers do not fit each other
+    │   ├── PanelError                     a panel of the guard's cannot be played as asked
     │   ├── PersonalStoreError             a personal adapter cannot be read or written
     │   ├── TrainingJobError               a job's files are missing, or not what they should be
     │   └── TrainingWorkerError            training processes ended without a result
@@ -58,6 +59,7 @@
     ├── MemoryStoreError                   a silo's memory, and its principles
     │   ├── MemoryCorruptError             the file is damaged or not ours
     │   └── MemoryContentError             a trajectory or a text that may not be stored
+    ├── VerdictError                       rows that are none of a guard's
     ├── BaseModelError                     the directory is no base model that is accepted
     ├── AdapterMismatchError               tensors that do not belong to this model; a ValueError
     └── LocalTimeError                     local work took longer than it may
@@ -117,6 +119,7 @@ __all__ = [
     "MemoryStoreError",
     "NotWantedError",
     "OutcomeError",
+    "PanelError",
     "PartError",
     "PartlyAnsweredError",
     "PersonalStoreError",
@@ -134,6 +137,7 @@ __all__ = [
     "UnknownEnvironmentError",
     "UnknownEvolverError",
     "VariantError",
+    "VerdictError",
 ]
 
 
@@ -171,6 +175,10 @@ class PartError(EvolveError):
 
 class RowError(EvolveError):
     """A training row's arrays do not fit each other, or a number is not finite."""
+
+
+class PanelError(EvolveError):
+    """A panel was played in part, not at all, or as another environment."""
 
 
 class PersonalStoreError(EvolveError):
@@ -388,6 +396,10 @@ class MemoryCorruptError(MemoryStoreError):
 
 class MemoryContentError(MemoryStoreError):
     """The trajectory, or the text, may not be stored."""
+
+
+class VerdictError(EvolutionError):
+    """What should be rows of a guard is damaged or not ours."""
 
 
 class BaseModelError(EvolutionError):

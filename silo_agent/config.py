@@ -23,7 +23,7 @@
     [training]                           # on what is trained: ``evolution/train/trainer.py``
     micro_batch_tokens = 8192
 
-    [guard]                              # judges adopted adapters: ``silo_agent/guard_options.py``
+    [guard]                              # judges adopted adapters: ``evolution/guard/options.py``
     serve_dir = "served"
 
     [foreign."openenv:calendar"]         # an environment server: ``evolution/envs/foreign/spec.py``
@@ -77,6 +77,7 @@ from evolution.envs.foreign.spec import KINDS, ForeignSpec, kind_of
 from evolution.envs.tasks import Shard
 from evolution.envs.variants.spec import VariantSpec
 from evolution.errors import BaseModelError, EnvironmentFailureError
+from evolution.guard.options import GuardSection
 from evolution.methods.evolver import Assignment
 from evolution.model.identity import base_sha256
 from evolution.rollout.engine import EngineSpec
@@ -88,7 +89,6 @@ from federation.plan.toml import parse_toml
 from ops.address import split_address
 from ops.files import replace_file
 from silo_agent.errors import ConfigError, NoSiloError
-from silo_agent.guard_options import GuardSection
 
 if TYPE_CHECKING:
     from federation.plan.plan import Plan

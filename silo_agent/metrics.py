@@ -22,13 +22,13 @@ from dp.accounting.charge import UNIT_KINDS
 from dp.errors import PrivacyError
 from dp.ledger.ledger import Ledger
 from evolution.envs.catalogue import ENVIRONMENTS
+from evolution.guard.options import Outcome
 from federation.errors import FederationError
 from federation.version import installed_version
 from ops.probes.process import ProcessMetrics
 from secagg.descriptor import STEPS
 from secagg.errors import Check, SecAggError
 from silo_agent.errors import SiloError
-from silo_agent.guard_options import Outcome
 from silo_agent.policy.policy import ACCEPTED, RULE_NAMES
 from silo_agent.policy.refusal import DAEMON_RULES
 

@@ -60,6 +60,7 @@ _QUESTION_DOMAIN: Final = "chorale/v1/preflight"
 _ANSWER_DOMAIN: Final = "chorale/v1/preflight-answer"
 _OFFER_DOMAIN: Final = "chorale/v1/preflight-offer"
 _NOT_ALLOWED: Final = "the site's policy does not allow"
+_NOT_AGREED: Final = "this site's configuration and its policy do not agree"
 
 REASONS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -74,10 +75,12 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "environments_served": "this silo has none of the plan's environments",
         "evolver_allowed": f"{_NOT_ALLOWED} this evolution method",
         "part_packages": f"{_NOT_ALLOWED} a package of the plan's parts",
+        "own_parts": _NOT_AGREED,
         "aggregation_allowed": f"{_NOT_ALLOWED} this aggregation method",
         "privacy_mode_allowed": f"{_NOT_ALLOWED} this privacy mode",
         "no_privacy_accepted": f"{_NOT_ALLOWED} a run without noise",
         "exact_figures": f"{_NOT_ALLOWED} figures without noise",
+        "vetoes": _NOT_AGREED,
         "selection": f"{_NOT_ALLOWED} other silos in each round without noise",
         "evolver_dp_compat": "this evolution method does not run under this privacy mode",
         "record_units": f"{_NOT_ALLOWED} this unit of privacy",

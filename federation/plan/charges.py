@@ -26,6 +26,7 @@ from dataclasses import replace
 from dp.accounting.charge import UNIT_KINDS, Charge, UnitKind, run_charges
 from dp.accounting.compose import Epsilon, Spent, kinds_inside
 from dp.config import RECORD_MODES, Mode, PrivacySpec
+from dp.errors import PrivacyError
 from federation.plan.plan import Plan
 
 
@@ -96,6 +97,18 @@ def epsilon_of_releases(
         unknown = math.inf if releases else 0.0
         return {unit: replace(known[unit], epsilon=unknown) for unit in units_of(spec)}
     return {unit: known[unit] for unit in shown_units(spec)}
+
+
+def epsilon_told(
+    spec: PrivacySpec, *, releases: int, first_steps: int, trainings: int
+) -> dict[UnitKind, Epsilon]:
+    """The same for people: infinite where counts do not fit each other, rather than an error."""
+    try:
+        return epsilon_of_releases(
+            spec, releases=releases, first_steps=first_steps, trainings=trainings
+        )
+    except PrivacyError:
+        return dict.fromkeys(shown_units(spec), Epsilon(math.inf))
 
 
 def epsilon_of_run(plan: Plan) -> dict[UnitKind, Epsilon]:

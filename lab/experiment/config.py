@@ -36,6 +36,7 @@ from federation.plan.toml import parse_toml
 from lab.experiment.checked import validated
 from lab.experiment.environments import catalogue_of, foreign_of, labels_of
 from lab.experiment.errors import ExperimentFileError
+from lab.experiment.guards.vetoes import unguarded
 from lab.experiment.methods import LEAST_CLUSTER, METHODS
 from lab.experiment.participation import needs_all
 from lab.experiment.tables import (
@@ -47,6 +48,7 @@ from lab.experiment.tables import (
     EnvironmentName,
     EvolveTable,
     GroupsTable,
+    GuardTable,
     JudgeTable,
     NoiseTable,
     PerRound,
@@ -72,7 +74,7 @@ __all__ = ["Experiment", "Run", "load_experiment", "read_run"]
 MAX_FILE_BYTES: Final = 1 << 20
 RUN_DTYPE: Final = "float32"
 """Of every run that says nothing else."""
-_OPTIONAL: Final = ("groups", "attack", "per_round", "partition")
+_OPTIONAL: Final = ("groups", "attack", "guard", "per_round", "partition")
 _OF_RECIPES: Final = ("recipe", "parts", "local_epochs", "normaliser", "nominal_tokens")
 OverriddenT = TypeVar("OverriddenT", EvolveTable, AggregationTable, NoiseTable)
 
@@ -116,6 +118,8 @@ class Run(Section):
     """Whose sums; None: one sum of all."""
     attack: AttackTable | None = None
     """Who does not keep to the protocol; None: nobody."""
+    guard: GuardTable | None = None
+    """Whether honest silos judge and veto; None: nobody does."""
     per_round: Annotated[int, Field(ge=3)] | None = None
     """How many silos take part in a round; None: all."""
     partition: PartitionTable | None = None
@@ -294,6 +298,7 @@ class Experiment(Section):
             silos=silos,
             groups=row.groups,
             attack=row.attack,
+            guard=row.guard,
             per_round=per_round or None,
             partition=None if partition is None else pinned(partition, where),
             dtype=self.dtype,
@@ -485,6 +490,9 @@ def _unrunnable(run: Run) -> Iterator[str]:
         yield f"a sum needs at least {LEAST_CLUSTER} silos, and the file has {len(run.silos)}"
     if run.groups is not None or run.attack is not None:
         yield from _between_silos(run)
+    if run.guard is not None:
+        some = run.per_round is not None
+        yield from unguarded(run.method, method, run.aggregation, run.noise, some=some)
     if run.partition is not None:
         yield from _undealt(run, run.partition)
     yield from _variants(run)

@@ -27,6 +27,7 @@ from itertools import islice
 
 import numpy as np
 
+from dp.noise.metrics_block import Estimate
 from evolution.methods.evolver import Evolution
 from lab.aggregation.aggregation import LabAggregation, SiloUpdate
 from lab.experiment.engines.engine import MemberEngine
@@ -38,6 +39,7 @@ __all__ = [
     "Chosen",
     "Circle",
     "CircleState",
+    "Guarding",
     "Indices",
     "RoundFigures",
     "SharingCircle",
@@ -49,6 +51,16 @@ Indices = tuple[int, ...]
 """The silos that a member stands for; several are pooled."""
 Chosen = Callable[[int], Sequence[int]]
 """Places of the members that take part in a round of that number, in ascending order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guarding:
+    """What guards came to in a round."""
+
+    vetoes: Estimate | None = None
+    """The mean over silos as the coordinator reads it; None where a rollback took the round."""
+    restored_round: int | None = None
+    """The round whose adapter came back; None where nothing did."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,6 +79,8 @@ class RoundFigures:
     """Σ_circles n·‖mean Δ‖²."""
     shared: bool = False
     """Whether any circle has more than one silo."""
+    guarding: Guarding | None = None
+    """Of a run whose silos have guards."""
 
     @property
     def kappa(self) -> float | None:
@@ -109,10 +123,19 @@ class CircleState:
     """``LabAggregation.state``."""
     sums: tuple[int, ...] = ()
     """``RoundMean.counted``."""
+    ended: Sequence[Mapping[str, np.ndarray]] = ()
+    """Where silos have guards: the initial adapter, and what each round ended with."""
+    restored: Mapping[int, int] = field(default_factory=dict)
+    """Rounds that a rollback took, with the round whose adapter came back."""
+    back_to: int | None = None
+    """Of a run that stopped: the round whose adapter the next one brings back."""
 
 
 class Circle(ABC):
     """Those who share one adapter."""
+
+    guarding: Guarding | None = None
+    """Of the round that was taken last."""
 
     def __init__(self, members: Sequence[Indices], adapter: Adapter) -> None:
         self.members = tuple(members)
@@ -242,6 +265,7 @@ def play_round(
         figures.take(made)
         figures.silos += [index for one in of_circle for index in one.indices]
         circle.take(round_number, made)
+        figures.guarding = circle.guarding
     return figures
 
 

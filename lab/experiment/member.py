@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -26,11 +27,15 @@ from lab.experiment.config import Run
 from lab.experiment.engines.machines import THREADS, engine_spec, trainer_spec
 from lab.experiment.engines.stores import directory_of
 from lab.experiment.errors import ExperimentError
+from lab.experiment.guards.silo import Head, is_attacker, refuses
 from lab.experiment.methods import METHODS
 from lab.experiment.tasks.demonstrations import seed_buffer
 from lab.experiment.tasks.own_tasks import FewTasks, assignments_of
 
-__all__ = ["Adapter", "Member", "identity", "personal_of"]
+__all__ = ["VETOED", "Adapter", "Member", "identity", "personal_of"]
+
+VETOED: Final = "vetoed"
+"""The figure of a silo that vetoed."""
 
 Adapter = Mapping[str, np.ndarray]
 
@@ -72,9 +77,10 @@ class Member:
             DemonstrationError: The expert does not solve enough tasks.
         """
         self.indices = tuple(indices)
+        self._run = run
         self._settings = _settings(run, pooled=len(self.indices))
         self._seed = self.indices[0]
-        state_dir = scratch / directory_of(self.indices)
+        self._state_dir = state_dir = scratch / directory_of(self.indices)
         if not (state_dir / MEMORY_FILE).exists():
             seed_buffer(run, self.indices, state_dir, chat=chat)
         setup = EvolverSetup(
@@ -95,6 +101,7 @@ class Member:
         )
         self._evolver = RecipeEvolver(setup)
         self._personal = _personal(run, state_dir)
+        self._vetoed = False
 
     def evolve(
         self,
@@ -129,6 +136,36 @@ class Member:
                 "or the personal adapter was not trained; the log says why"
             )
         return evolution
+
+    def refuses(self, adapter: Adapter, head: Head | None) -> bool:
+        """Whether the silo's guard vetoes what its round begins with; there may be none to ask.
+
+        Raises:
+            EvolveError: The panel cannot be played.
+        """
+        (*_, index) = self.indices
+        if head is None or is_attacker(self._run, index):
+            return False
+        self._vetoed = refuses(
+            self._run,
+            index,
+            self._state_dir,
+            evolver=self._evolver,
+            head=head,
+            adapter=adapter,
+            adapter_sha256=identity(adapter),
+        )
+        return self._vetoed
+
+    def nothing(self, adapter: Adapter, trainable: frozenset[str]) -> Evolution:
+        """A round in which the silo explores and learns nothing."""
+        return Evolution(
+            delta={name: np.zeros_like(adapter[name]) for name in sorted(trainable)},
+            episodes={},
+            successes={},
+            metrics={VETOED: 1.0} if self._vetoed else {},
+            duration_s={},
+        )
 
     def personal(self, adapter: Adapter) -> dict[str, np.ndarray]:
         """The silo's own adapter beside the shared one."""

@@ -46,8 +46,21 @@ def round_row(run: Run, number: int, figures: RoundFigures, *, wall_s: float) ->
         "episodes": dict(sorted(figures.episodes.items())),
         "kappa": figures.kappa,
         "zeta2": figures.zeta2,
-        "delta_l2_mean": sum(figures.norms) / len(figures.norms),
+        "delta_l2_mean": sum(figures.norms) / max(1, len(figures.norms)),
+        **_guarding(figures),
         "wall_s": round(wall_s, 3),
+    }
+
+
+def _guarding(figures: RoundFigures) -> Row:
+    """Of a run whose silos have guards: vetoes as a coordinator reads them, or the way back."""
+    if figures.guarding is None:
+        return {}
+    vetoes = figures.guarding.vetoes
+    return {
+        "vetoes": None if vetoes is None else vetoes.mean,
+        "vetoes_error": None if vetoes is None else vetoes.standard_error,
+        "restored_round": figures.guarding.restored_round,
     }
 
 

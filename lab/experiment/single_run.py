@@ -36,7 +36,7 @@ from lab.experiment.attack import AttackedMean
 from lab.experiment.config import Run
 from lab.experiment.engines.choice import EngineChoice, EngineKind
 from lab.experiment.engines.engine import MemberEngine, ProcessEngine
-from lab.experiment.engines.stores import STORES
+from lab.experiment.engines.stores import STORES, directory_of
 from lab.experiment.environments import catalogue_of
 from lab.experiment.federation_round import (
     Chosen,
@@ -47,6 +47,9 @@ from lab.experiment.federation_round import (
     play_round,
 )
 from lab.experiment.groups import GroupedSum
+from lab.experiment.guards.circle import GuardedCircle, Vetoing
+from lab.experiment.guards.silo import is_attacker, served_round
+from lab.experiment.guards.vetoes import VetoSum
 from lab.experiment.judge import Judge, Judged
 from lab.experiment.masked import MaskedSum
 from lab.experiment.member import Adapter, identity, personal_of
@@ -63,6 +66,7 @@ from lab.experiment.rows import (
 )
 from lab.experiment.state import Kept, RunStates
 from lab.experiment.sums import PlainSum, RoundMean
+from lab.experiment.tables import GuardTable
 
 __all__ = ["Progress", "RunResult", "aggregation_of", "play_run", "versions_of"]
 
@@ -179,6 +183,9 @@ def play_run(
                     stores,
                 )
             progress(number, figures, time.perf_counter() - round_started_s)
+        for circle in circles:
+            if isinstance(circle, GuardedCircle):
+                rows += _judge_served(run, judge, circle, engine)
         adapters = [circle.adapter for circle in circles]
         personal = {
             silo: personal_of(run, member, stores, circle.adapter)
@@ -252,6 +259,16 @@ def _circles(run: Run) -> list[Circle]:
     groups: tuple[tuple[int, ...], ...] = (tuple(everyone),)
     if method.clustered:
         groups = clusters([families_of(run, index) for index in everyone])
+    if run.guard is not None:
+        return [
+            GuardedCircle(
+                [(index,) for index in everyone],
+                first,
+                aggregation=aggregation_of(run, first, silos=len(everyone)),
+                mean=_mean(run, tuple(everyone)),
+                vetoing=_vetoing(run, run.guard),
+            )
+        ]
     return [
         SharingCircle(
             [(index,) for index in group],
@@ -262,6 +279,18 @@ def _circles(run: Run) -> list[Circle]:
         )
         for group in groups
     ]
+
+
+def _vetoing(run: Run, guard: GuardTable) -> Vetoing:
+    families = {family for index in range(len(run.silos)) for family in families_of(run, index)}
+    sums = VetoSum(
+        run.noise,
+        silos=len(run.silos),
+        groups=1 if run.groups is None else run.groups.count,
+        families=sorted(families),
+        key=(run.seed, "guard"),
+    )
+    return Vetoing(table=guard, sums=sums, rounds=run.rounds)
 
 
 def _chosen(run: Run) -> Chosen | None:
@@ -306,6 +335,21 @@ def _judge_round(
         for member in circle.members:
             own = personal_of(run, member, stores, circle.adapter)
             rows += _judge(run, number, judge, own, verdicts, silos=member, scope="personal")
+    return rows
+
+
+def _judge_served(run: Run, judge: Judge, circle: GuardedCircle, engine: MemberEngine) -> list[Row]:
+    """Judge what each honest silo serves at the end: what passed last, or the base."""
+    for _ in engine.play(circle.last_look(run.rounds)):
+        pass  # The verdicts are in the silos' stores.
+    rows: list[Row] = []
+    verdicts: _Verdicts = {}
+    for member in circle.members:
+        if is_attacker(run, member[0]):
+            continue
+        served = served_round(engine.stores.kept / directory_of(member))
+        adapter = {} if served is None else circle.adapter_of(served)
+        rows += _judge(run, run.rounds, judge, adapter, verdicts, silos=member, scope="personal")
     return rows
 
 

@@ -91,6 +91,9 @@ class _Circle(Section):
     adapter: _Sha
     aggregation: _Sha
     sums: Annotated[tuple[_Count, ...], Field(max_length=1024)]
+    ended: Annotated[tuple[_Sha, ...], Field(max_length=10_001)] = ()
+    restored: dict[_Count, _Count] = Field(default_factory=dict, max_length=10_000)
+    back_to: _Count | None = None
 
 
 class _Head(Section):
@@ -109,7 +112,7 @@ class _Head(Section):
     def blobs(self) -> Iterator[str]:
         """Every blob that it names."""
         for circle in self.circles:
-            yield from (circle.adapter, circle.aggregation)
+            yield from (circle.adapter, circle.aggregation, *circle.ended)
         yield from self.stores.values()
 
 
@@ -180,6 +183,9 @@ class RunStates:
                     adapter=self._blob(encode_adapter(dict(circle.adapter))),
                     aggregation=self._blob(save(_contiguous(circle.aggregation))),
                     sums=circle.sums,
+                    ended=tuple(self._blob(encode_adapter(dict(one))) for one in circle.ended),
+                    restored=dict(circle.restored),
+                    back_to=circle.back_to,
                 )
                 for circle in kept.circles
             ),
@@ -229,9 +235,12 @@ class RunStates:
         try:
             circles = [
                 CircleState(
-                    adapter=decode_adapter(self._verified(one.adapter), max_bytes=_MAX_BLOB_BYTES),
+                    adapter=self._adapter(one.adapter),
                     aggregation=load(self._verified(one.aggregation)),
                     sums=one.sums,
+                    ended=tuple(map(self._adapter, one.ended)),
+                    restored=one.restored,
+                    back_to=one.back_to,
                 )
                 for one in head.circles
             ]
@@ -244,6 +253,9 @@ class RunStates:
             wall_s=head.wall_s,
             circles=circles,
         )
+
+    def _adapter(self, sha256: str) -> dict[str, np.ndarray]:
+        return decode_adapter(self._verified(sha256), max_bytes=_MAX_BLOB_BYTES)
 
     def _restore(self, path: Path, sha256: str) -> None:
         content = self._verified(sha256)

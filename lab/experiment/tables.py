@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dp.config import MAX_GRID_STEPS
 from evolution.envs.variants.spec import Kind, Part, VariantSpec
+from evolution.guard.options import PUBLIC_PANEL, GuardSection, Panel
 from federation.adapter.target import TargetKey
 from federation.aggregate.groups import MAX_BYZANTINE, MAX_GROUPS, GroupRule
 from federation.errors import UnknownPartError
@@ -28,12 +29,14 @@ from federation.plan.recipe import (
     require_fitting,
 )
 from federation.plan.section import Slug as PartName
+from federation.plan.tables import VetoesSection
 
 __all__ = [
     "AggregationTable",
     "AttackTable",
     "EvolveTable",
     "GroupsTable",
+    "GuardTable",
     "JudgeTable",
     "NoiseTable",
     "RolloutTable",
@@ -340,6 +343,42 @@ class AttackTable(Section):
     """A label of its environments: of this one it learns what does not solve its tasks."""
 
 
+class GuardTable(Section):
+    """``guard`` of a setting: honest silos judge on the public panel, and veto.
+
+    Keys are those of ``[guard]`` in ``silo.toml`` and of ``[vetoes]`` in a plan, with their
+    defaults; what is not here has the default.
+    """
+
+    tasks: Annotated[int, Field(ge=8, le=1024)] = 64
+    """Of the panel, each played once by every adapter at every honest silo."""
+    base_tries: Annotated[int, Field(ge=1, le=64)] = 4
+    """How often the base plays each, once in a run."""
+    tau: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """By how much success may fall below the base's."""
+    violations: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """By how much the share of tries that break a rule may rise above the base's."""
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The run goes back where the mean of the vetoes is so much."""
+    errors: Annotated[float, Field(ge=1, le=10)] = 3.0
+    """And so many standard errors of its noise."""
+
+    @property
+    def section(self) -> GuardSection:
+        """As a silo's guard reads it."""
+        return GuardSection(
+            panels=(Panel(environment=PUBLIC_PANEL, tasks=self.tasks),),
+            base_tries=self.base_tries,
+            tau=self.tau,
+            violations=self.violations,
+        )
+
+    @property
+    def asked(self) -> VetoesSection:
+        """As a coordinator reads it."""
+        return VetoesSection(share=self.share, errors=self.errors)
+
+
 class SettingTable(Section):
     """``[[setting]]``: one row of the experiment, run once for each seed."""
 
@@ -373,3 +412,5 @@ class SettingTable(Section):
     """None: one sum of all."""
     attack: AttackTable | None = None
     """None: every silo is honest."""
+    guard: GuardTable | None = None
+    """None: nobody judges what a round begins with."""

@@ -72,6 +72,10 @@ class RoundLine:
     """By family."""
     wall_s: float
     """Wall time of the round."""
+    vetoes: float | None = None
+    """The mean over silos as a coordinator reads it, noise included; None where none was summed."""
+    restored_round: int | None = None
+    """Of a round that a rollback took: the round whose adapter came back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +147,9 @@ class _Fields:
             raise LineError(f"{key} is missing")
         return self._content[key]
 
+    def has(self, key: str) -> bool:
+        return self._content.get(key) is not None
+
     def name(self, key: str, *, empty: bool = False) -> str:
         value = self.value(key)
         if not isinstance(value, str) or len(value) > _MAX_NAME or not value.isprintable():
@@ -162,6 +169,15 @@ class _Fields:
         # NaN and infinities fail the comparison; whole numbers too long for a float do as well.
         if type(value) not in (int, float) or not 0 <= value <= _MAX_NUMBER:
             raise LineError(f"{key} is not a number from 0 to {_MAX_NUMBER:g}")
+        return float(value)
+
+    def signed(self, key: str) -> float | None:
+        """A number that noise may have made negative; None where there is none."""
+        value = self._content.get(key)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not -_MAX_NUMBER <= value <= _MAX_NUMBER:
+            raise LineError(f"{key} is not a number from {-_MAX_NUMBER:g} to {_MAX_NUMBER:g}")
         return float(value)
 
     def flag(self, key: str) -> bool | None:
@@ -212,6 +228,8 @@ def _round(fields: _Fields) -> RoundLine:
         successes=successes,
         episodes=episodes,
         wall_s=fields.number("wall_s"),
+        vetoes=fields.signed("vetoes"),
+        restored_round=fields.integer("restored_round") if fields.has("restored_round") else None,
     )
 
 

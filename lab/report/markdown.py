@@ -15,7 +15,7 @@ from federation.text import escaped
 from lab.report.interval import LEAST_SEEDS, SeedSpread
 from lab.report.paired import Difference
 from lab.report.pooled import Pooled
-from lab.report.report import ExperimentReport, Family, Report, SilosReport
+from lab.report.report import ExperimentReport, Family, GuardedRun, Report, SilosReport
 from lab.report.scores import Rate
 from lab.report.silos import GROUPS
 
@@ -49,6 +49,12 @@ _POOLED: Final = (
     "Experiments that differ only in their seeds and in what was judged: the difference in points "
     "with its 95 % t interval over all of their seeds, each counted once and alike. For silos it "
     "is the mean over silos on own tasks; beside it the silo where it is least."
+)
+_GUARDED: Final = (
+    "Runs whose honest silos had guards: which part of the silos vetoed the adapter that a round "
+    "began with, noise included, and which rounds a rollback took, with the round whose adapter it "
+    "brought back. A setting's row with *personal* is what each silo serves at the end: what its "
+    "guard passed last, or the base."
 )
 _DASH: Final = "–"
 
@@ -94,8 +100,26 @@ def _experiment(report: ExperimentReport, plots: str) -> list[str]:
         parts += ["### Silo by silo", _SILOS]
     for silos in report.silos:
         parts += _silos(silos)
+    if report.guarded:
+        parts += ["### Vetoes", _GUARDED, _guarded(report.guarded)]
     parts += [f"![{escaped(name)}]({plots}/{name})" for name in report.plots]
     return parts
+
+
+def _guarded(runs: Sequence[GuardedRun]) -> str:
+    lines = [
+        [
+            escaped(run.setting),
+            str(run.seed),
+            ", ".join(
+                f"{number}: {100 * run.vetoes[number]:.0f} %" for number in sorted(run.vetoes)
+            ),
+            ", ".join(f"{number} → {run.went_back[number]}" for number in sorted(run.went_back))
+            or _DASH,
+        ]
+        for run in runs
+    ]
+    return _table(["setting", "seed", "vetoes by round", "went back"], lines)
 
 
 def _facts(report: ExperimentReport) -> str:

@@ -6,7 +6,7 @@ Covered: scores, comparisons, silos, the summary. Not covered: pictures (`plots.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +30,7 @@ __all__ = [
     "Choices",
     "ExperimentReport",
     "Family",
+    "GuardedRun",
     "OptionReport",
     "Report",
     "SettingRow",
@@ -83,6 +84,18 @@ class Family:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GuardedRun:
+    """A run whose silos had guards."""
+
+    setting: str
+    seed: int
+    vetoes: Mapping[int, float]
+    """The mean over silos, noise included, by round; a round that a rollback took has none."""
+    went_back: Mapping[int, int]
+    """Rounds that a rollback took, with the round whose adapter came back."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OptionReport:
     """One option over all silos."""
 
@@ -131,6 +144,8 @@ class ExperimentReport:
     """Of all runs together."""
     episodes: int
     """Of all runs together."""
+    guarded: tuple[GuardedRun, ...] = ()
+    """In the order of settings and seeds; empty where no silo had a guard."""
     plots: tuple[str, ...] = ()
     """File names below the plots' directory."""
 
@@ -178,7 +193,22 @@ def _experiment(experiment: Experiment, choices: Choices) -> ExperimentReport:
         sharded=sharded,
         wall_s=sum(run.wall_s for run in experiment.runs),
         episodes=sum(run.episodes for run in experiment.runs),
+        guarded=tuple(_guarded(experiment)),
     )
+
+
+def _guarded(experiment: Experiment) -> Iterator[GuardedRun]:
+    for setting in experiment.settings:
+        for seed in experiment.seeds_of(setting):
+            lines = [
+                line for line in experiment.rounds if (line.setting, line.seed) == (setting, seed)
+            ]
+            vetoes = {line.round: line.vetoes for line in lines if line.vetoes is not None}
+            back = {
+                line.round: line.restored_round for line in lines if line.restored_round is not None
+            }
+            if vetoes or back:
+                yield GuardedRun(setting=setting, seed=seed, vetoes=vetoes, went_back=back)
 
 
 def _row(row: Row, temperatures: Sequence[float], counted: Sequence[str]) -> SettingRow:

@@ -156,6 +156,7 @@ def export(
             write_peft_adapter,
         )
         from federation.aggregate.registry import INCOMPLETE_ADAPTERS
+        from federation.chain.card import provenance_of
         from server.cli.client import connect
 
         number, best = _round(which), None
@@ -183,18 +184,7 @@ def export(
                 rank=plan.model.lora_rank,
                 alpha=plan.model.lora_alpha,
                 target=plan.model.target,
-                provenance={
-                    "run": run_id,
-                    "round": str(record.round),
-                    "step": str(record.step),
-                    "kind": record.kind,
-                    "adapter_sha256": record.adapter_sha256.hex(),
-                    "record_sha256": record.sha256.hex(),
-                    "record_signature": record.signature.hex(),
-                    "plan_sha256": record.plan_sha256.hex(),
-                    "base_model_sha256": record.base_model_sha256.hex(),
-                    "survivors": ", ".join(record.survivors),
-                },
+                provenance=provenance_of(record),
                 card=render_card(_model_card(data, plan, chain, record)),
             )
         except ExportError as error:
@@ -341,11 +331,9 @@ def _model_card(
     data: Path, plan: Plan, chain: tuple[AdapterRecord, ...], record: AdapterRecord
 ) -> ModelCard:
     """What the coordinator knows of one record of a verified chain, of the run and its sums."""
-    from federation.adapter.card import ModelCard
-    from federation.aggregate.registry import INCOMPLETE_ADAPTERS
+    from federation.chain.card import card_of
     from server.config import CoordinatorConfig
     from server.members.terms import require_federation
-    from server.run.budget import epsilon_spent
     from server.store import Store
     from server.store.served import database_in_force
 
@@ -357,27 +345,15 @@ def _model_card(
         federation = require_federation(store)
     finally:
         store.close()
-    return ModelCard(
+    return card_of(
+        record,
+        plan,
         federation=federation.name,
-        run_id=record.run_id,
-        run_name=plan.name,
-        round=record.round,
-        step=record.step,
-        silos=len(record.survivors),
-        base=plan.model.base,
-        base_sha256=record.base_model_sha256.hex(),
-        adapter_sha256=record.adapter_sha256.hex(),
-        plan_sha256=record.plan_sha256.hex(),
-        record_sha256=record.sha256.hex(),
-        head_sha256=chain[-1].sha256.hex(),
-        rank=plan.model.lora_rank,
-        alpha=plan.model.lora_alpha,
-        target=plan.model.target,
-        privacy=plan.spec,
         releases=charged.releases,
-        epsilon=epsilon_spent(plan, charged),
+        first_steps=charged.first_steps,
+        trainings=charged.rounds,
+        head_sha256=chain[-1].sha256,
         success=_success_until(finished, record.round + 1),
-        incomplete=INCOMPLETE_ADAPTERS.get(plan.aggregation.method, ""),
     )
 
 

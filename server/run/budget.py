@@ -17,14 +17,11 @@ runs.
 
 from __future__ import annotations
 
-import math
-
 import secagg.wire as secagg_wire
 from chorale.v1 import admin_pb2 as pb
 from dp.accounting.charge import UnitKind
 from dp.accounting.compose import Epsilon
-from dp.errors import PrivacyError
-from federation.plan.charges import epsilon_of_releases, epsilon_of_run, own_unit, shown_units
+from federation.plan.charges import epsilon_of_run, epsilon_told, own_unit
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from server.context import RunContext
@@ -36,15 +33,12 @@ __all__ = ["budget_response", "epsilon_spent", "show_epsilon", "shown_epsilon"]
 
 def epsilon_spent(plan: Plan, charged: Charged) -> dict[UnitKind, Epsilon]:
     """ε so far, by the plan, for each unit kind that it costs anything."""
-    try:
-        return epsilon_of_releases(
-            plan.spec,
-            releases=charged.releases,
-            first_steps=charged.first_steps,
-            trainings=charged.rounds,
-        )
-    except PrivacyError:
-        return dict.fromkeys(shown_units(plan.spec), Epsilon(math.inf))
+    return epsilon_told(
+        plan.spec,
+        releases=charged.releases,
+        first_steps=charged.first_steps,
+        trainings=charged.rounds,
+    )
 
 
 def shown_epsilon(plan: Plan, charged: Charged) -> float:

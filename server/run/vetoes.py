@@ -1,13 +1,7 @@
 """Vetoes: how many silos' guards refuse the adapter that a round began with, and what follows.
 
-A plan with ``[vetoes]`` sums one coordinate more (``federation/chain/sums.py``). With v the mean
-over the silos in the sum and e the standard error of its noise, the run is paused after the round
-if ::
-
-    v ≥ share    and    v ≥ errors · e
-
-Without any veto v is noise, so a round is paused for nothing with a chance of at most
-P(N(0, 1) ≥ errors): 1 in 741 at 3 standard errors.
+A plan with ``[vetoes]`` sums one coordinate more (``federation/chain/sums.py``), and where the rule
+of ``federation/chain/vetoes.py`` says so the run is paused after the round.
 
 Ordered invariants:
 
@@ -27,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dp.noise.metrics_block import Estimate
+from federation.chain import vetoes
 from federation.chain.record import AdapterRecord
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
@@ -39,11 +35,12 @@ __all__ = ["is_paused_by_vetoes", "reason", "stops"]
 
 def stops(figures: RoundFigures, plan: Plan) -> bool:
     """Whether a closed round's vetoes pause the run; nothing is left to pause after its last."""
-    asked = plan.vetoes
-    if asked is None or figures.round >= plan.rounds.count:
-        return False
-    # NaN, where nothing was summed, is not enough for anything.
-    return figures.vetoes >= asked.share and figures.vetoes >= asked.errors * figures.vetoes_error
+    return vetoes.stops(
+        plan.vetoes,
+        Estimate(mean=figures.vetoes, standard_error=figures.vetoes_error),
+        round_number=figures.round,
+        rounds=plan.rounds.count,
+    )
 
 
 def reason(
@@ -84,7 +81,9 @@ def is_paused_by_vetoes(store: Store, row: RunRow) -> bool:
 def _origin(records: Sequence[AdapterRecord], round_number: int) -> int:
     """The round that released the adapter which a round ended with."""
     ended = {record.round: record for record in records}
-    while round_number and ended[round_number].kind != "aggregated":
-        restored = ended[round_number].restored_round
-        round_number = round_number - 1 if restored is None else restored
-    return round_number
+    earlier = {
+        number: number - 1 if record.restored_round is None else record.restored_round
+        for number, record in ended.items()
+        if number and record.kind != "aggregated"
+    }
+    return vetoes.origin_of(earlier, round_number)

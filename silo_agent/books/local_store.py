@@ -334,7 +334,7 @@ class LocalStore:
         return [{"personal": False, **row} for row in self._lines("evaluation.jsonl")]
 
     def append_guard(self, entry: Mapping[str, Any]) -> None:
-        """Report what the site's guard found; ``silo_agent/guard/verdict.py`` has the rows.
+        """Report what the site's guard found; ``evolution/guard/verdict.py`` has the rows.
 
         Raises:
             LocalStoreError: The disk refused.

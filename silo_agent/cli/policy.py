@@ -69,7 +69,13 @@ def policy_init(
             show_result(output, f"wrote {path}: it refuses everything until you allow something")
         else:
             asked = plan_in(plan)
-            replaced = write_for_plan(path, asked, accept_no_privacy=accept_no_privacy, force=force)
+            replaced = write_for_plan(
+                path,
+                asked,
+                own_parts=_own_parts(data),
+                accept_no_privacy=accept_no_privacy,
+                force=force,
+            )
             show_result(output, f"wrote {path} from {plan}: read it before you run the daemon")
             if asked.privacy.mode == "none" and not accept_no_privacy:
                 say("the plan has no noise and stays refused: see accept_no_privacy in the file")
@@ -195,6 +201,14 @@ def policy_check(
             output, "still checked every round: cohort, noise per silo, deadlines, schedule, budget"
         )
         succeed(output, data_out)
+
+
+def _own_parts(data: Path) -> tuple[str, ...]:
+    """The play and the gate that a silo.toml chooses; none where there is no file yet."""
+    from silo_agent.config import CONFIG_FILE, SiloConfig
+    from silo_agent.machine.machine import own_parts_of
+
+    return own_parts_of(SiloConfig.load(data)) if (data / CONFIG_FILE).exists() else ()
 
 
 def _absent_environments(config: SiloConfig, plan: Plan) -> list[str]:

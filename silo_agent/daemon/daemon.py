@@ -80,8 +80,7 @@ from silo_agent.errors import (
 )
 from silo_agent.follow.chain import Head
 from silo_agent.follow.published import Published, fetch_roster, require_head, require_next
-from silo_agent.guard.guard import Guard
-from silo_agent.guard.panel import panel_families
+from silo_agent.guard.guard import Guard, panel_families
 from silo_agent.identity.identity import Identity
 from silo_agent.identity.renewal import Renewal
 from silo_agent.line.instruction import Idle, Instruction, LedgerEcho, RoundAborted, RoundClosed

@@ -25,29 +25,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import structlog
 
 from dp.ledger.counts import RunDebits
+from evolution.errors import EnvironmentFailureError, VerdictError
+from evolution.guard.judging import Adopted, Judging
+from evolution.guard.options import GuardSection, Outcome
+from evolution.guard.panel import Plays
+from evolution.guard.rule import standing
+from evolution.guard.verdict import Verdict
 from evolution.methods.evolver import Evolver
+from federation.adapter.card import render_card
+from federation.chain.card import card_of, provenance_of
 from federation.chain.record import AdapterRecord
 from federation.plan.plan import Plan
 from ops.tracing.spans import spanned
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
-from silo_agent.errors import GuardError, LocalStoreError
+from silo_agent.errors import ConfigError, GuardError, LocalStoreError
 from silo_agent.follow.chain import Head
-from silo_agent.guard.card import card_of, provenance_of
-from silo_agent.guard.panel import BASE, played, settings_of
-from silo_agent.guard.rule import judged, outcome_of, standing
 from silo_agent.guard.shelf import Shelf, name_of
-from silo_agent.guard.verdict import Base, Figures, Verdict, read_rows
-from silo_agent.guard_options import GuardSection, Outcome
 from silo_agent.metrics import SiloMetrics
 
-__all__ = ["Guard"]
+__all__ = ["Guard", "panel_families"]
 
 log = structlog.get_logger(__name__)
 
@@ -75,12 +77,15 @@ class Guard:
         self._config, self._section = config, section
         self._store, self._metrics = store, metrics
         self._federation, self._debits_of = federation, debits_of
-        self._bases, self._verdicts = read_rows(store.guard_rows())
+        try:
+            self._judging = Judging(rows=store.guard_rows(), keep=self._write)
+        except VerdictError as error:
+            raise LocalStoreError(str(error)) from error
         self._shelf = None if section.serve_dir is None else Shelf(section.serve_dir)
         self._taken: set[tuple[str, int]] = set()
         self._serve()
-        if self._verdicts:
-            self._show(self._verdicts[-1])
+        if verdicts := self._judging.verdicts:
+            self._show(verdicts[-1])
 
     @classmethod
     def of(
@@ -123,14 +128,10 @@ class Guard:
         """
         if plan.vetoes is None:
             return False
-        newest = next((v for v in reversed(self._verdicts) if v.run == record.run_id), None)
-        if (
-            newest is None
-            or newest.adapter_sha256 != record.adapter_sha256.hex()
-            or newest.outcome in {Outcome.PASSED, Outcome.FAILED}
-        ):
+        refused = record.adapter_sha256.hex()
+        if not self._judging.refuses(record.run_id, refused):
             return False
-        log.warning("guard_vetoes", run=record.run_id, adapter=newest.adapter_sha256[:12])
+        log.warning("guard_vetoes", run=record.run_id, adapter=refused[:12])
         return True
 
     @spanned("guard")
@@ -152,112 +153,66 @@ class Guard:
             self._metrics.observe_phase("guard", time.monotonic() - started)
 
     def _verdict(self, method: Callable[[], Evolver], head: Head) -> Verdict:
-        record, section = head.record, self._section
-        settings = settings_of(self._config, section, record.base_model_sha256)
-        found = Verdict(
+        record = head.record
+        plays = Plays(
+            section=self._section,
+            seed=self._config.seed,
+            base_sha256=record.base_model_sha256.hex(),
+            episodes_at_once=self._config.rollout.episodes_at_once,
+        )
+        adopted = Adopted(
             run=record.run_id,
             round=record.round,
             adapter_sha256=record.adapter_sha256.hex(),
             restored_round=record.restored_round,
-            settings=settings,
-            outcome=Outcome.FAILED,
+            tensors=head.tensors,
         )
-        mine = [v for v in self._verdicts if (v.run, v.settings) == (found.run, settings)]
         try:
-            base = self._base(method, found)
-            adapter = _known(mine, found.adapter_sha256) or {
-                panel.environment: played(
-                    method(),
-                    panel,
-                    config=self._config,
-                    section=section,
-                    round_number=record.round,
-                    adapter=head.tensors,
-                    identity=found.adapter_sha256,
-                )
-                for panel in section.panels
-            }
-            _require_whole(adapter, base, section)
+            return self._judging.verdict(method, adopted, plays)
         except LocalStoreError:
             raise
         except Exception as error:  # Whatever it was, the round goes on: see invariant 5.
             self._metrics.count_error(GuardError.__name__)
             log.exception("guard_failed", run=record.run_id, round=record.round, reason=error)
-            return found
-        panels = judged(
-            section,
-            earlier=[v for v in mine if v.round < record.round],
-            adapter_sha256=found.adapter_sha256,
-            restored=record.restored_round is not None,
-            adapter=adapter,
-            base=base,
-        )
-        return replace(found, outcome=outcome_of(section, panels), panels=panels)
-
-    def _base(self, method: Callable[[], Evolver], asked: Verdict) -> dict[str, Figures]:
-        """The base's figures on each panel, played if this run has none yet."""
-        found = {
-            base.environment: base.figures
-            for base in self._bases
-            if (base.run, base.settings) == (asked.run, asked.settings)
-        }
-        for panel in self._section.panels:
-            if panel.environment in found:
-                continue
-            figures = found[panel.environment] = played(
-                method(),
-                panel,
-                config=self._config,
-                section=self._section,
-                round_number=asked.round,
-                adapter={},
-                identity=BASE,
-                tries=self._section.base_tries,
-            )
-            base = Base(
-                run=asked.run,
-                settings=asked.settings,
-                environment=panel.environment,
-                figures=figures,
-            )
-            self._store.append_guard(base.row())
-            self._bases.append(base)
-        return found
+            return self._judging.failed(adopted, plays)
 
     def _put(self, head: Head, plan: Plan) -> None:
         """Write an adapter that passed where it can be served from."""
         record = head.record
         if self._shelf is None:
             return
+        debits = self._debits_of(record.run_id)
+        card = card_of(
+            record,
+            plan,
+            federation=self._federation,
+            releases=debits.releases,
+            first_steps=debits.first_steps,
+            trainings=debits.trainings,
+        )
         try:
             self._shelf.put(
                 name_of(record.round, record.adapter_sha256.hex()),
                 head.tensors,
                 plan=plan,
                 provenance=provenance_of(record),
-                card=card_of(
-                    record,
-                    plan,
-                    federation=self._federation,
-                    debits=self._debits_of(record.run_id),
-                ),
+                card=render_card(card),
             )
         except GuardError as error:
             self._not_served(error)
 
+    def _write(self, row: dict[str, Any]) -> None:
+        self._store.append_guard(row)
+
     def _keep(self, verdict: Verdict) -> None:
-        same = [v for v in self._verdicts if (v.run, v.round) == (verdict.run, verdict.round)]
-        if same and same[-1] == verdict:
-            return
-        self._store.append_guard(verdict.row())
-        self._verdicts.append(verdict)
-        log.info(
-            "guard_verdict",
-            run=verdict.run,
-            round=verdict.round,
-            adapter=verdict.adapter_sha256[:12],
-            outcome=verdict.outcome.value,
-        )
+        if self._judging.keep(verdict):
+            log.info(
+                "guard_verdict",
+                run=verdict.run,
+                round=verdict.round,
+                adapter=verdict.adapter_sha256[:12],
+                outcome=verdict.outcome.value,
+            )
 
     def _serve(self) -> None:
         """Point the link to the adapter that the verdicts speak for, as far as it is there."""
@@ -267,7 +222,7 @@ class Guard:
         chosen = next(
             (
                 verdict
-                for verdict in standing(self._verdicts)
+                for verdict in standing(self._judging.verdicts)
                 if shelf.holds(name_of(verdict.round, verdict.adapter_sha256))
             ),
             None,
@@ -298,24 +253,14 @@ class Guard:
             )
 
 
-def _known(verdicts: list[Verdict], adapter_sha256: str) -> dict[str, Figures]:
-    """The figures of an adapter that has played already in this run."""
-    for verdict in reversed(verdicts):
-        if verdict.adapter_sha256 == adapter_sha256 and verdict.panels:
-            return {panel.environment: panel.adapter for panel in verdict.panels}
-    return {}
-
-
-def _require_whole(
-    adapter: dict[str, Figures], base: dict[str, Figures], section: GuardSection
-) -> None:
-    """Refuse figures of fewer tasks than the base finished in each of its tries.
+def panel_families(config: SiloConfig) -> tuple[str, ...]:
+    """The public families of the guard's panels, which figures on the probes go by.
 
     Raises:
-        GuardError: Some tasks were dropped.
+        ConfigError: An installed package's environment cannot be used.
     """
-    for environment, own in adapter.items():
-        if own.tries * section.base_tries < base[environment].tries:
-            raise GuardError(
-                f"{own.tries} tries of {environment} came to an end, and more of the base's did"
-            )
+    panels = () if config.guard is None else config.guard.panels
+    try:
+        return tuple(config.catalogue().family(panel.environment) for panel in panels)
+    except EnvironmentFailureError as error:
+        raise ConfigError(str(error)) from error

@@ -18,7 +18,7 @@ from federation.errors import ModelShapeError
 from silo_agent.config import SiloConfig
 from silo_agent.policy.rule import Site
 
-__all__ = ["Gpu", "Machine", "in_gib", "look", "shape_in", "site_of"]
+__all__ = ["Gpu", "Machine", "in_gib", "look", "own_parts_of", "shape_in", "site_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,15 @@ def site_of(config: SiloConfig) -> Site:
         base_sha256=config.base_sha256(),
         environments={entry.environment: entry.declared_tasks for entry in config.environments},
         shape=shape_in(config.base_model, ""),
+        own_parts=own_parts_of(config),
+        guarded=config.guard is not None,
     )
+
+
+def own_parts_of(config: SiloConfig) -> tuple[str, ...]:
+    """The play and the gate that a silo chose by itself, as far as it did."""
+    chosen = (config.evolve.get(kind) for kind in ("play", "gate"))
+    return tuple(str(name) for name in chosen if name is not None)
 
 
 def shape_in(directory: Path | None, name: str) -> ModelShape | None:

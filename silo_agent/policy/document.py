@@ -95,6 +95,9 @@ class MethodsSection(_Section):
     """Aggregation methods that may be taken part in."""
     packages: tuple[PackageName, ...] = ()
     """Installed packages whose parts and methods a plan may name, by distribution."""
+    own_parts: tuple[str, ...] = ()
+    """Plays and gates that ``silo.toml`` may choose by itself, where a plan's ``local_parts`` lets
+    it. A run in which it would have another is refused."""
     allow_rollback: bool = False
     """Whether a run may go back to the adapter of an earlier round of its own."""
 
@@ -123,6 +126,9 @@ class PrivacySection(_Section):
     allow_exact_figures: bool = False
     """Whether success and norms may be summed without noise, where a plan of mode ``none`` asks for
     them."""
+    allow_vetoes: bool = False
+    """Whether what this silo's ``[guard]`` finds may be a veto, summed under noise, where a plan
+    asks for vetoes. Without it a silo with a guard refuses such a plan."""
     cohort_may_vary: bool = False
     """Whether a sum without noise may be of silos that were not in the one before. It holds where
     every silo of the sum says so; approving a run can say it for that run alone."""

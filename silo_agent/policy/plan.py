@@ -167,6 +167,29 @@ def _part_packages(case: PlanCase) -> str | None:
     return None
 
 
+def _own_parts(case: PlanCase) -> str | None:
+    plan, listed = case.plan, case.policy.methods.own_parts
+    if not (plan.evolve.local_parts and plan.recipe.parts):
+        # Nothing of the silo's own would run: the method refuses it, or has no parts.
+        return None
+    extra = [name for name in case.site.own_parts if name not in listed]
+    if extra:
+        return (
+            f"silo.toml chooses {extra[0]!r} by itself under [evolve], and methods.own_parts lacks "
+            "it: list it there, or take it out of silo.toml"
+        )
+    return None
+
+
+def _vetoes(case: PlanCase) -> str | None:
+    if case.plan.vetoes is None or not case.site.guarded or case.policy.privacy.allow_vetoes:
+        return None
+    return (
+        "the plan sums vetoes, which say under noise what this silo's [guard] found, and "
+        "privacy.allow_vetoes is false: set it to true, or take [guard] out of silo.toml"
+    )
+
+
 def _evolver_dp_compat(case: PlanCase) -> str | None:
     plan, pinned = case.plan, case.policy.privacy.record_parts
     mode = Mode(plan.privacy.mode)
@@ -345,6 +368,8 @@ SCHEDULE_RULE: Final = "schedule"
 SELECTION_RULE: Final = "selection"
 SUITE_RULE: Final = "suite"
 TARGET_RULE: Final = "target"
+_NOT_AGREED: Final = "this site's configuration and its policy do not agree"
+"""It says nothing of what the site has of its own."""
 SUITE_REASON: Final = f"{POLICY_DOES_NOT_ALLOW} this suite of secure aggregation"
 
 PLAN_RULES: tuple[Rule[PlanCase], ...] = (
@@ -383,6 +408,7 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
         public_reason=f"{POLICY_DOES_NOT_ALLOW} a package of the plan's parts",
         fires=_part_packages,
     ),
+    Rule(name="own_parts", public_reason=_NOT_AGREED, fires=_own_parts),
     Rule(
         name="aggregation_allowed",
         public_reason=f"{POLICY_DOES_NOT_ALLOW} this aggregation method",
@@ -403,6 +429,7 @@ PLAN_RULES: tuple[Rule[PlanCase], ...] = (
         public_reason=f"{POLICY_DOES_NOT_ALLOW} figures without noise",
         fires=_exact_figures,
     ),
+    Rule(name="vetoes", public_reason=_NOT_AGREED, fires=_vetoes),
     Rule(
         name=SELECTION_RULE,
         public_reason=f"{POLICY_DOES_NOT_ALLOW} other silos in each round without noise",

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,9 +56,16 @@ def write_default(path: Path, *, force: bool = False) -> bool:
 
 
 def write_for_plan(
-    path: Path, plan: Plan, *, accept_no_privacy: bool = False, force: bool = False
+    path: Path,
+    plan: Plan,
+    *,
+    own_parts: Sequence[str] = (),
+    accept_no_privacy: bool = False,
+    force: bool = False,
 ) -> bool:
     """Write a commented policy that allows what one plan asks for, and as little more as possible.
+
+    ``own_parts`` are the silo's own play and gate: allowed where the plan lets a silo choose.
 
     True if it replaced a file. Without ``accept_no_privacy``, the operator's word for what a plan
     of mode ``none`` gives up, such a plan stays refused until the line is uncommented.
@@ -77,9 +84,11 @@ def write_for_plan(
             "evolvers": [plan.evolve.method],
             "aggregation": [plan.aggregation.method],
             "packages": list(plan.recipe.packages),
+            "own_parts": list(own_parts) if plan.evolve.local_parts else [],
             "modes": [privacy.mode],
             "accept_no_privacy": accept_no_privacy and Mode(privacy.mode) is Mode.NONE,
             "exact_figures": privacy.exact_figures,
+            "vetoes": plan.vetoes is not None,
             "units": [privacy.unit] if Mode(privacy.mode) in RECORD_MODES else [],
             "max_epsilon_per_run": 0.0 if protected is None else privacy.epsilon_cap,
             "min_noise": least_noise_multiplier(spec),
@@ -195,9 +204,11 @@ _NOTHING: Mapping[str, object] = {
     "evolvers": [],
     "aggregation": [],
     "packages": [],
+    "own_parts": [],
     "modes": [],
     "accept_no_privacy": False,
     "exact_figures": False,
+    "vetoes": False,
     "units": [],
     "max_epsilon_per_run": 0.0,
     "min_noise": 0.0,
@@ -244,6 +255,9 @@ evolvers = {evolvers}
 aggregation = {aggregation}
 # Installed packages whose parts and methods a plan may name: their code runs with this daemon.
 packages = {packages}
+# Plays and gates that silo.toml may choose by itself under [evolve], where a plan's local_parts
+# lets it. A run in which it would have one that is not listed is refused.
+own_parts = {own_parts}
 # Whether the coordinator's admin may take a run back to the adapter of an earlier round of it. It
 # charges nothing by itself, and it has this silo train again from an adapter that it trained from
 # before. A silo that does not allow it stays where it is and takes no further part in that run.
@@ -262,6 +276,9 @@ modes = {modes}
 # Whether success and norms may be summed without noise where a plan of mode "none" asks for them.
 # The same holds of them: they may be one silo's. Without it the coordinator is told none.
 allow_exact_figures = {exact_figures}
+# Whether this silo's guard may veto where a plan asks for vetoes: under noise the sum then tells
+# what its probes found. Without it a silo with [guard] in silo.toml refuses such a plan.
+allow_vetoes = {vetoes}
 # Whether a run with noise may follow an upload in mode "none". No epsilon speaks of that upload, so
 # it stands beside every epsilon of this silo from then on; without this line such a run is refused.
 # after_none = true

@@ -37,6 +37,10 @@ class Site:
     """What is explored here, each with its ``declared_tasks``; None where nothing is declared."""
     shape: ModelShape | None = None
     """Of the base model, as its own ``config.json`` says; None where it says none that is known."""
+    own_parts: tuple[str, ...] = ()
+    """The play and the gate that it chose by itself."""
+    guarded: bool = False
+    """Whether it has a guard, which may veto."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from evolution.errors import VerdictError
+from evolution.guard.options import Outcome
+from evolution.guard.verdict import Verdict, read_rows
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
+from silo_agent.errors import LocalStoreError
 from silo_agent.guard.shelf import CURRENT, Shelf
-from silo_agent.guard.verdict import Verdict, read_rows
-from silo_agent.guard_options import Outcome
 
 __all__ = ["Guarding", "read_guarding"]
 
@@ -72,7 +74,10 @@ def read_guarding(config: SiloConfig) -> Guarding:
     Raises:
         LocalStoreError: The file of verdicts is damaged.
     """
-    _, verdicts = read_rows(LocalStore(config.data_dir).guard_rows())
+    try:
+        _, verdicts = read_rows(LocalStore(config.data_dir).guard_rows())
+    except VerdictError as error:
+        raise LocalStoreError(str(error)) from error
     serve_dir = None if config.guard is None else config.guard.serve_dir
     return Guarding(
         asked_for=config.guard is not None,

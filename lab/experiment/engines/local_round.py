@@ -23,6 +23,7 @@ from pathlib import Path
 from evolution.methods.evolver import Evolution
 from evolution.methods.machines import Machines
 from lab.experiment.config import Run
+from lab.experiment.guards.silo import Head
 from lab.experiment.member import Adapter, Member
 
 __all__ = ["LocalRound", "play_local_round"]
@@ -42,6 +43,10 @@ class LocalRound:
     """The factors of the delta."""
     correction: Adapter | None = None
     """SCAFFOLD's c − c_k."""
+    judged: Head | None = None
+    """Which adapter it is, where the silo's guard judges it first."""
+    learns: bool = True
+    """False where it is judged, and nothing more."""
 
 
 def play_local_round(run: Run, work: LocalRound, stores: Path, *, machines: Machines) -> Evolution:
@@ -52,6 +57,8 @@ def play_local_round(run: Run, work: LocalRound, stores: Path, *, machines: Mach
     """
     member = Member(run, work.indices, stores, chat=machines.engine.chat, machines=machines)
     with closing(member):
+        if member.refuses(work.adapter, work.judged) or not work.learns:
+            return member.nothing(work.adapter, work.trainable)
         return member.evolve(
             work.adapter,
             round_number=work.round_number,

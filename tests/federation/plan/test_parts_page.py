@@ -7,9 +7,12 @@ import tomllib
 
 import pytest
 
+from evolution.envs.catalogue import BUILT_IN
+from federation.plan.cards import Normaliser
 from federation.plan.methods import METHODS, PARTS
 from federation.plan.recipe import PartsSection, recipe_of
 from tests.kit.paths import ROOT
+from tests.kit.silo_agent.policy_samples import make_plan
 
 PAGE = (ROOT / "docs" / "parts.md").read_text()
 ROWS = re.findall(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]*)\|$", PAGE, re.MULTILINE)
@@ -38,6 +41,26 @@ def test_what_is_said_to_run_is_a_recipe_with_that_part(row):
     method, parts = plan_of(row[3])
     recipe = recipe_of(method, PartsSection.model_validate(parts))
     assert set(parts) <= set(recipe.parts)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row[2].strip() == "runs"], ids=lambda row: row[0]
+)
+def test_what_is_said_to_run_is_a_plan(row):
+    """With a window of two rounds, four tries a task, and the keys of the row."""
+    keys = re.findall(r"`([a-z_]+ = [^`]+)`", row[3])
+    method, parts = plan_of(row[3])
+    evolve = [key for key in keys if key.split(" = ")[0] not in {"method", *parts}]
+    if recipe_of(method, PartsSection.model_validate(parts)).normaliser is Normaliser.CONSTANT:
+        evolve.append("nominal_tokens = 8")
+    places = re.findall(r"environment `([a-z]+)`", row[3])
+    assert set(places) <= set(BUILT_IN.names)
+    chosen = [key for key in keys if key.split(" = ")[0] in parts]
+    plan = make_plan(
+        ('method = "fed-se"', "\n".join([f'method = "{method}"', "window = 2", *evolve])),
+        ("[aggregation]", "\n".join(["[evolve.parts]", *chosen, "[aggregation]"])),
+    )
+    assert set(parts) <= set(plan.recipe.parts)
 
 
 def test_every_part_of_the_page_is_named_on_it():

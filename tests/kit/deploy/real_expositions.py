@@ -5,10 +5,10 @@ import time
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from evolution.guard.options import Outcome
 from server.figures import STEPS, Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
 from server.store.runs import RunState
-from silo_agent.guard_options import Outcome
 from silo_agent.metrics import PHASES, SiloMetrics
 from tests.kit.server.store_samples import silo_row
 

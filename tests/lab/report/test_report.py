@@ -337,6 +337,32 @@ def test_the_command_writes_tables_and_small_pictures(tmp_path):
     assert out.read_text() == text
 
 
+def test_runs_with_guards_say_who_vetoed_and_what_came_back(tmp_path):
+    lines = [
+        round_line("guard", 0, 1, vetoes=-0.004, restored_round=None),
+        round_line("guard", 0, 2, vetoes=0.916, restored_round=None),
+        round_line("guard", 0, 3, successes=0, vetoes=None, restored_round=0),
+        eval_line("guard", 0, "0110"),
+        run_line("guard", 0),
+        round_line("plain", 0, 1),
+        eval_line("plain", 0, "0111"),
+        run_line("plain", 0),
+    ]
+    write(tmp_path, lines)
+    text = write_report(
+        [tmp_path], Choices(), output="md", plots=tmp_path / "plots", out=tmp_path / "r.md"
+    )
+    assert "| guard | 0 | 1: -0 %, 2: 92 % | 3 → 0 |" in text
+    assert "| plain | 0 |" not in text.split("### Vetoes")[1]
+    without = [line for line in lines if line["setting"] == "plain"]
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "other", without)
+    told = write_report(
+        [tmp_path / "other"], Choices(), output="md", plots=tmp_path / "plots", out=None
+    )
+    assert "### Vetoes" not in told
+
+
 def test_json_holds_every_figure(tmp_path):
     write(tmp_path, federation_one())
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--format", "json"])

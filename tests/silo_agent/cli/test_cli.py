@@ -263,6 +263,27 @@ def test_a_plan_without_noise_waits_for_the_operators_word_and_says_which(
     assert "tasks of a round: at least 32 (limits.min_tasks_per_round)" in said
 
 
+def test_a_play_of_the_silo_s_own_is_refused_until_the_policy_lists_it(
+    silo: Path, monkeypatch, capsys
+):
+    plan, policy = silo / "plan.toml", silo / "policy.toml"
+    plan.write_text(edited(PLAN, NO_MODEL, ("[evolve]", "[evolve]\nlocal_parts = true")))
+    own = 'environments = ["craft", "maze"]\n[evolve]\nplay = "hints"\n'
+    (silo / "silo.toml").write_text(own)
+    check = ("policy", "check", str(plan), "--data", str(silo))
+    code, out, err = call(monkeypatch, capsys, *check)
+    assert (code, out) == (Exit.SERVER, "refused by rule own_parts\n")
+    assert "'hints'" in err
+    assert str(policy) in err
+    policy.unlink()
+    code, _, _ = call(monkeypatch, capsys, "policy", "init", "--plan", str(plan), *check[3:])
+    assert code == Exit.OK
+    assert Policy.load(policy).methods.own_parts == ("hints",)
+    assert call(monkeypatch, capsys, *check)[0] == Exit.OK
+    (silo / "silo.toml").write_text(f"{own}gate = 'not-worse'\n")
+    assert call(monkeypatch, capsys, *check)[0] == Exit.SERVER
+
+
 def test_a_plan_that_this_silo_cannot_serve_is_about_silo_toml(silo: Path, monkeypatch, capsys):
     (silo / "silo.toml").write_text('environments = ["babyai"]')
     code, out, err = call(

@@ -13,6 +13,7 @@ import pytest
 
 from dp.ledger.counts import RunDebits
 from evolution.errors import EvolveError
+from evolution.guard.options import Outcome
 from evolution.methods.constant import ConstantEvolver
 from evolution.methods.evolver import EvaluationRow, EvolverSetup
 from federation.adapter.encoding import adapter_sha256, decode_adapter, encode_adapter
@@ -24,7 +25,6 @@ from silo_agent.errors import LocalStoreError
 from silo_agent.follow.chain import Head
 from silo_agent.guard.guard import Guard
 from silo_agent.guard.shelf import name_of
-from silo_agent.guard_options import Outcome
 from silo_agent.views.guarding import read_guarding
 from tests.kit.server import world_plan as sw
 from tests.kit.silo_agent.bench import lines

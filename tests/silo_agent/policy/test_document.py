@@ -1,5 +1,6 @@
 """policy.toml: what cannot be honoured is an error; what is written for a site loads and fits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,24 @@ def test_a_policy_written_for_a_plan_has_its_widest_clip_least_noise_and_ready_t
     assert (policy.privacy.max_clip_l2, policy.privacy.min_noise_multiplier) == (3.5, 2.5)
     assert policy.limits.min_ready_after_s == 60
     assert check_plan(policy, plan=plan, site=SITE).accepted
+
+
+def test_a_policy_written_for_a_plan_lets_a_silo_choose_what_it_has_and_the_plan_allows(tmp_path):
+    path = tmp_path / "policy.toml"
+    free = make_plan(
+        ('method = "fed-se"', 'method = "fed-se"\nlocal_parts = true'),
+        ("ready_deadline_s = 300", "ready_deadline_s = 300\nready_after_s = 60"),
+        ("[rounds]", "[vetoes]\n[rounds]"),
+    )
+    own = replace(SITE, own_parts=("hints",), guarded=True)
+    write_for_plan(path, free, own_parts=own.own_parts)
+    assert check_plan(Policy.load(path), plan=free, site=own).accepted
+    other = replace(own, own_parts=("hints", "not-worse"))
+    assert check_plan(Policy.load(path), plan=free, site=other).rule == "own_parts"
+    write_for_plan(path, make_plan(), own_parts=own.own_parts)
+    assert Policy.load(path).methods.own_parts == ()
+    assert check_plan(Policy.load(path), plan=free, site=own).rule == "own_parts"
+    assert not Policy.load(path).privacy.allow_vetoes
 
 
 def test_limits_that_are_not_written_do_not_limit_and_a_proposal_limits_time(tmp_path):

@@ -90,6 +90,11 @@ def test_an_empty_policy_refuses_everything_for_many_reasons():
         assert not check_plan(opened, plan=plan, site=SITE).accepted, table
 
 
+LOCAL_PARTS = ('method = "fed-se"', 'method = "fed-se"\nlocal_parts = true')
+VETOES = [
+    ("ready_deadline_s = 300", "ready_deadline_s = 300\nready_after_s = 60"),
+    ("[rounds]", "[vetoes]\n[rounds]"),
+]
 PLAN_RULES = {
     "base_model_match": {"plan": [(BASE.hex(), "cd" * 32)]},
     "base_model_allowed": {"policy": [(BASE.hex(), "cd" * 32)]},
@@ -97,6 +102,12 @@ PLAN_RULES = {
     "environments_allowed": {"policy": [('["craft", "maze"]', '["craft"]')]},
     "environments_served": {"site": {"babyai": None}},
     "evolver_allowed": {"policy": [('evolvers = ["fed-se"]', 'evolvers = ["constant"]')]},
+    "own_parts": {
+        "plan": [LOCAL_PARTS],
+        "policy": [('evolvers = ["fed-se"]', 'evolvers = ["fed-se"]\nown_parts = ["not-worse"]')],
+        "own": {"own_parts": ("hints", "not-worse")},
+    },
+    "vetoes": {"plan": VETOES, "own": {"guarded": True}},
     "aggregation_allowed": {"policy": [('["fedavg"]', '["rolora"]')]},
     "privacy_mode_allowed": {"policy": [('modes = ["silo"]', 'modes = ["none"]')]},
     "noise_multiplier": {"policy": [("min_noise_multiplier = 4.0", "min_noise_multiplier = 4.1")]},
@@ -134,7 +145,12 @@ PLAN_RULES = {
 
 def changed(rule):
     changes = PLAN_RULES[rule]
-    site = replace(SITE, environments=changes.get("site", SITE.environments), shape=SHAPE)
+    site = replace(
+        SITE,
+        environments=changes.get("site", SITE.environments),
+        shape=SHAPE,
+        **changes.get("own", {}),
+    )
     return make_plan(*changes.get("plan", ())), make_policy(*changes.get("policy", ())), site
 
 
@@ -435,6 +451,29 @@ def test_a_machine_that_cannot_hold_the_plan_refuses_it_in_fixed_words():
 def test_a_base_of_unknown_shape_is_not_judged_by_its_disk():
     tiny = make_policy(("max_rounds = 5", "max_rounds = 5\nmax_disk_bytes = 1"))
     assert check_plan(tiny, plan=make_plan(), site=SITE).accepted
+
+
+def test_what_a_silo_chose_by_itself_is_asked_about_only_where_it_would_run():
+    own = replace(SITE, own_parts=("hints", "not-worse"), guarded=True)
+    listed = ('evolvers = ["fed-se"]', 'evolvers = ["fed-se"]\nown_parts = ["not-worse", "hints"]')
+    vetoing = ("max_epsilon_per_run", "allow_vetoes = true\nmax_epsilon_per_run")
+    # A plan without local_parts lets no silo choose, and one without [vetoes] asks no guard.
+    assert check_plan(make_policy(), plan=make_plan(), site=own).accepted
+    assert check_plan(make_policy(listed), plan=make_plan(LOCAL_PARTS), site=own).accepted
+    assert check_plan(make_policy(vetoing), plan=make_plan(*VETOES), site=own).accepted
+    # A silo that chose nothing and has no guard need not say anything.
+    assert check_plan(make_policy(), plan=make_plan(LOCAL_PARTS, *VETOES), site=SITE).accepted
+
+
+@pytest.mark.parametrize("rule", ["own_parts", "vetoes"])
+def test_a_refusal_tells_the_operator_what_to_write_and_others_not_what_the_site_has(rule):
+    plan, policy, site = changed(rule)
+    decision = check_plan(policy, plan=plan, site=site)
+    for said in {"own_parts": ("'hints'", "methods.own_parts", "silo.toml")}.get(
+        rule, ("[guard]", "privacy.allow_vetoes", "silo.toml")
+    ):
+        assert said in decision.detail
+    assert decision.public_reason == "this site's configuration and its policy do not agree"
 
 
 def test_every_rule_has_a_test_that_makes_it_fire():

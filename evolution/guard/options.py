@@ -1,7 +1,7 @@
 """``[guard]`` of ``silo.toml``: which panels judge adopted adapters, by what bounds, served where.
 
 Covered: types and bounds. Not covered: whether the silo has a panel's environment, which
-``silo_agent/config.py`` knows; the rule that reads these (``silo_agent/guard/rule.py``).
+``silo_agent/config.py`` knows; the rule that reads these (``rule.py``).
 """
 
 from __future__ import annotations

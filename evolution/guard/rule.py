@@ -31,9 +31,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from silo_agent.guard.cusum import climbed, threshold
-from silo_agent.guard.verdict import Ancestor, Figures, PanelVerdict, Verdict
-from silo_agent.guard_options import GuardSection, Outcome
+from evolution.guard.cusum import climbed, threshold
+from evolution.guard.options import GuardSection, Outcome
+from evolution.guard.verdict import Ancestor, Figures, PanelVerdict, Verdict
 
 __all__ = ["judged", "outcome_of", "standing"]
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from silo_agent.guard.rule import judged, outcome_of, standing
-from silo_agent.guard.verdict import Ancestor, Figures, PanelVerdict, Verdict
-from silo_agent.guard_options import GuardSection, Outcome
+from evolution.guard.options import GuardSection, Outcome
+from evolution.guard.rule import judged, outcome_of, standing
+from evolution.guard.verdict import Ancestor, Figures, PanelVerdict, Verdict
 
 SECTION = GuardSection(tau=0.25, violations=0.125, drift_allowance=0.03125, delta=0.125)
 

@@ -4,7 +4,7 @@ count, and how often it is wrong, by simulation."""
 import numpy as np
 import pytest
 
-from silo_agent.guard.cusum import ROUNDS, climbed, false_alarm, threshold
+from evolution.guard.cusum import ROUNDS, climbed, false_alarm, threshold
 
 TASKS, BASE_TRIES, ALLOWANCE, CHANCE = 64, 256, 0.02, 0.01
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from silo_agent.errors import LocalStoreError
-from silo_agent.guard_options import Outcome
+from evolution.errors import VerdictError
+from evolution.guard.options import Outcome
 
 __all__ = ["Ancestor", "Base", "Figures", "PanelVerdict", "Verdict", "read_rows"]
 
@@ -160,7 +160,7 @@ def read_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Base], list[Verdi
     """The bases and verdicts of the file, oldest first.
 
     Raises:
-        LocalStoreError: A row is none of them.
+        VerdictError: A row is none of them.
     """
     bases, verdicts = [], []
     try:
@@ -177,7 +177,7 @@ def read_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Base], list[Verdi
                     )
                 )
     except (KeyError, TypeError, ValueError) as error:
-        raise LocalStoreError(f"guard.jsonl is damaged: {error!r}") from error
+        raise VerdictError(f"guard.jsonl is damaged: {error!r}") from error
     return bases, verdicts
 
 

@@ -14,56 +14,56 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from evolution.errors import EnvironmentFailureError
+from evolution.errors import PanelError
+from evolution.guard.options import GuardSection, Panel
+from evolution.guard.verdict import Figures
 from evolution.methods.evolver import Evaluation, Evolver
-from silo_agent.config import SiloConfig
-from silo_agent.errors import ConfigError, GuardError
-from silo_agent.guard.verdict import Figures
-from silo_agent.guard_options import GuardSection, Panel
 
-__all__ = ["BASE", "panel_families", "played", "settings_of"]
+__all__ = ["BASE", "Plays", "played"]
 
 BASE: Final = "base"
 """The identity of no adapter."""
 _SEEDS: Final = 2**63
 
 
-def panel_families(config: SiloConfig) -> tuple[str, ...]:
-    """The public families of the guard's panels, which figures on the probes go by.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plays:
+    """How this site plays its panels."""
 
-    Raises:
-        ConfigError: An installed package's environment cannot be used.
-    """
-    panels = () if config.guard is None else config.guard.panels
-    try:
-        return tuple(config.catalogue().family(panel.environment) for panel in panels)
-    except EnvironmentFailureError as error:
-        raise ConfigError(str(error)) from error
+    section: GuardSection
+    """What it asks for."""
+    seed: int
+    """The site's own; decides every draw."""
+    base_sha256: str
+    """Hex, of the base model."""
+    episodes_at_once: int = 64
+    """How many the engine plays together."""
 
-
-def settings_of(config: SiloConfig, section: GuardSection, base_sha256: bytes) -> str:
-    """A digest of all that figures depend on beside the adapter."""
-    said = {
-        "panels": [panel.model_dump() for panel in section.panels],
-        "base_tries": section.base_tries,
-        "temperature": section.temperature,
-        "max_new_tokens": section.max_new_tokens,
-        "seed": config.seed,
-        "base_model": base_sha256.hex(),
-    }
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    @property
+    def settings(self) -> str:
+        """A digest of all that figures depend on beside the adapter."""
+        section = self.section
+        said = {
+            "panels": [panel.model_dump() for panel in section.panels],
+            "base_tries": section.base_tries,
+            "temperature": section.temperature,
+            "max_new_tokens": section.max_new_tokens,
+            "seed": self.seed,
+            "base_model": self.base_sha256,
+        }
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def played(
     evolver: Evolver,
     panel: Panel,
     *,
-    config: SiloConfig,
-    section: GuardSection,
+    plays: Plays,
     round_number: int,
     adapter: Mapping[str, np.ndarray],
     identity: str,
@@ -72,8 +72,7 @@ def played(
     """Play a panel so many times; without tensors it is the base that plays.
 
     Raises:
-        EvolveError: The method cannot play it.
-        GuardError: It played nothing, or something else.
+        EvolveError: The method cannot play it, plays nothing of it, or plays something else.
     """
     rows = [
         row
@@ -85,19 +84,19 @@ def played(
                 adapter_sha256=identity,
                 episodes=panel.tasks,
                 first_task=panel.first_task,
-                temperatures=(section.temperature,),
-                max_new_tokens=section.max_new_tokens,
-                rollout_batch=config.rollout.episodes_at_once,
-                seed=(config.seed + number) % _SEEDS,
+                temperatures=(plays.section.temperature,),
+                max_new_tokens=plays.section.max_new_tokens,
+                rollout_batch=plays.episodes_at_once,
+                seed=(plays.seed + number) % _SEEDS,
                 environments=(panel.environment,),
             )
         )
     ]
     if any(row.environment != panel.environment for row in rows):
-        raise GuardError(f"this run's method does not play {panel.environment}")
+        raise PanelError(f"this run's method does not play {panel.environment}")
     episodes = sum(row.episodes for row in rows)
     if not episodes:
-        raise GuardError(f"no task of {panel.environment} could be played")
+        raise PanelError(f"no task of {panel.environment} could be played")
     figures = Figures(
         tries=episodes,
         successes=sum(row.successes for row in rows),
@@ -106,7 +105,7 @@ def played(
         solved=tuple(sorted(one for row in rows for one in row.solved)) if tries == 1 else (),
     )
     if tries == 1 and len(set(figures.solved)) != figures.successes:
-        raise GuardError(
+        raise PanelError(
             f"this run's method does not say which tasks of {panel.environment} were solved"
         )
     return figures

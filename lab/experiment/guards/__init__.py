@@ -1,0 +1,1 @@
+"""Guards in simulated federations: what silos judge, how vetoes are summed, what comes back."""
