@@ -217,12 +217,19 @@ experiments-groups: setup
 	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report groups \
 	  --reference sum --out groups.md --plots plots
 
-# Half an hour: one of twelve silos poisons; whole panel, and the label that is poisoned.
+# Some hours: one of twelve silos poisons; beside no protection, beside what is served with guards,
+# beside groups, and the label that is poisoned.
 .PHONY: experiments-poisoning
 experiments-poisoning: setup
 	$(BIN)/chorale-lab run experiments/poisoning.toml --out $(EXPERIMENTS)/poisoning $(LAB_ARGS)
 	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report poisoning \
 	  --reference groups --out poisoning.md --plots plots
+	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report poisoning \
+	  --reference sum --out poisoning-sum.md --plots plots
+	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report poisoning \
+	  --reference "guard (personal)" --out poisoning-guard.md --plots plots
+	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report poisoning \
+	  --reference "groups-guard (personal)" --out poisoning-both.md --plots plots
 	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report poisoning \
 	  --reference groups --label plank --out poisoning-plank.md --plots plots
 

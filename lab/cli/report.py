@@ -31,7 +31,8 @@ def report(
         typer.Option(metavar="ROLE=SETTING", help="Which setting is pretrained, local, ..."),
     ] = None,
     reference: Annotated[
-        str, typer.Option(help="Setting that the others are tested against; fedse if not given.")
+        str,
+        typer.Option(help="Setting, or row, that the others are tested against; else fedse."),
     ] = "",
     label: Annotated[str, typer.Option(help="Only what was judged on tasks of this label.")] = "",
     option: Annotated[

@@ -49,8 +49,8 @@ class Choices:
     roles: Mapping[str, str] = field(default_factory=dict)
     """Role to setting, where names do not say it (`roles.py`)."""
     reference: str = ""
-    """The setting that the others are tested against, in experiments that have it; else the role
-    fedse, or the first row."""
+    """The setting, or the row, that the others are tested against, in experiments that have it;
+    else the role fedse, or the first row."""
     options: tuple[str, ...] = ()
     """Settings among which a silo's best option is chosen; if empty, the role fedse and every one
     whose method is a personal or a clustered one (`_PERSONAL`)."""
@@ -166,9 +166,12 @@ def build_report(results: Results, choices: Choices) -> Report:
         ReportError: Lines contradict each other, or a choice names nothing.
     """
     settings = {name for found in results.experiments for name in found.settings}
-    for name in (choices.reference, *choices.options, *choices.roles.values()):
+    rows = {row.name for found in results.experiments for row in rows_of(found)}
+    for name in (*choices.options, *choices.roles.values()):
         if name and name not in settings:
             raise ReportError(f"no finished run has the setting {name!r}")
+    if choices.reference and choices.reference not in settings | rows:
+        raise ReportError(f"no finished run has the setting {choices.reference!r}")
     return Report(
         experiments=tuple(_experiment(found, choices) for found in results.experiments),
         unfinished=results.unfinished,
@@ -231,7 +234,7 @@ def _family(
     choices: Choices,
 ) -> Family:
     wanted = choices.reference
-    if wanted not in experiment.settings:
+    if wanted not in {*experiment.settings, *(row.name for row in rows)}:
         wanted = setting_for("fedse", experiment, choices.roles) or ""
     reference = next((row for row in rows if wanted in (row.name, row.setting)), rows[0])
     comparisons, unpaired = [], []

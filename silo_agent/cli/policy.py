@@ -72,7 +72,7 @@ def policy_init(
             replaced = write_for_plan(
                 path,
                 asked,
-                own_parts=_own_parts(data),
+                own_parts=_own_parts(data) if asked.evolve.local_parts else (),
                 accept_no_privacy=accept_no_privacy,
                 force=force,
             )

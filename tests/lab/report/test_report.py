@@ -305,6 +305,26 @@ def test_the_reference_counts_where_an_experiment_has_it(tmp_path):
     assert references == ["central", "fedse"]
 
 
+def test_a_row_of_silos_own_adapters_may_be_the_reference(tmp_path):
+    who = {"silo": 0, "scope": "personal", "own": True, "same_family": True}
+    lines = []
+    for setting in ("guard", "guard-flip"):
+        lines += [
+            eval_line(setting, 0, "0110"),
+            eval_line(setting, 0, "0111", **who),
+            run_line(setting, 0),
+        ]
+    write(tmp_path, lines)
+    report = build_report(load_results([tmp_path]), Choices(reference="guard (personal)"))
+    (family,) = report.experiments[0].families
+    assert family.reference == "guard (personal)"
+    told = {found.second: found.macro.value for found in family.comparisons}
+    assert told["guard-flip (personal)"] == 0.0
+    assert told["guard-flip"] == pytest.approx(0.25)
+    with pytest.raises(ReportError, match="guard-drift"):
+        build_report(load_results([tmp_path]), Choices(reference="guard-drift (personal)"))
+
+
 def png_size(path):
     content = path.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
