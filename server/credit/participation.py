@@ -118,6 +118,8 @@ def participation_of(
     found = []
     for silo_id in everybody:
         lost = losses.get(silo_id, _Lost())
+        # Whoever was let in again in the middle of a round took part in it.
+        lost.out -= ready.get(silo_id, set())
         applied = summed.get(silo_id, set())
         found.append(
             Participation(
@@ -173,6 +175,12 @@ class _Losses:
         self._newest = 0
         """Newest round that a line is about."""
         self._phases = {(row.round, row.step, row.attempt): row.phases for row in attempts}
+        self._begun: dict[int, float] = {}
+        """When each round's first task went out."""
+        for row in attempts:
+            for time in row.phases:
+                begun = self._begun.get(row.round, time.at_unix_s)
+                self._begun[row.round] = min(begun, time.at_unix_s)
         identities = [row.identity for row in aggregations]
         self._parts = Counter((each.round, each.step, each.attempt) for each in identities)
         self._until: dict[tuple[object, ...], float] = {}
@@ -185,8 +193,9 @@ class _Losses:
         """Take the next line."""
         silo_id = str(details.get("silo", ""))
         if event == AuditEvent.SILO_REINSTATED:
-            # An admin lets it take part from the next task on.
-            self._ends(silo_id, self._newest + 1)
+            # An admin lets it take part from the next task on; the line names no round.
+            begun = (number for number, at in self._begun.items() if at <= at_unix_s)
+            self._ends(silo_id, max(begun, default=0) + 1)
         if details.get("run") != self._run_id:
             return
         number = int(details.get("round", 0))

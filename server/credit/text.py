@@ -205,7 +205,7 @@ def _changed(report: Report) -> Iterator[str]:
         yield f"Success cannot be compared: {credit.why_none}. Shares are of the sums alone."
     else:
         yield (
-            f"Success over {', '.join(credit.environments)}: from {_percent(credit.begin)} to "
+            f"Success in {', '.join(credit.environments)}: from {_percent(credit.begin)} to "
             f"{_percent(credit.end)}, a change of {_points(credit.change)} that all credits add up "
             "to."
         )

@@ -131,6 +131,7 @@ def run_is_watched(types, loopback):
     ended = types(f"chorale run watch {run} {at}")
     assert ended[0].split()[:2] == [run, "finished"]
     types(f"chorale run show {run} {at}")
+    types(f"chorale run credit {run} --out credit.md {at}")
     for command in ("list", f"export {run} -o exported"):
         types(f"chorale adapter {command} {run if command == 'list' else ''} {at}")
     types(f"chorale transcript export {run} 1 --out transcript.json {at}")
