@@ -3,8 +3,9 @@
 The chain is verified first, against the roster in force: every signature and link. No silo is asked
 anything, nothing is summed, and nothing is written.
 
-Covered: a run that goes on, up to its newest record. Not covered: what the figures mean
-(``federation/chain/credit.py``, ``federation/chain/group_credit.py``,
+Covered: a run that goes on, up to its newest record. Not covered: success by environment is taken
+from what the coordinator wrote down when it opened a sum, not computed from the published sum anew;
+what the figures mean (``federation/chain/credit.py``, ``federation/chain/group_credit.py``,
 ``server/credit/participation.py``).
 """
 
