@@ -32,11 +32,13 @@ from functools import cache
 from typing import Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from federation.aggregate.server_step import Float64Vector, Mean
 from federation.errors import LayoutError, UpdateError
 
 GroupRule = Literal["median", "trimmed_mean"]
+Float64Matrix = npt.NDArray[np.float64]
 MAX_GROUPS: Final = 15
 """g: a record names at most 16 sums, and an odd number has a middle."""
 MAX_BYZANTINE: Final = (MAX_GROUPS - 1) // 2
@@ -80,6 +82,24 @@ class RobustMean:
         for row in range(first + 1, stop):
             total += ordered[row]
         return np.asarray(total / (stop - first), dtype=np.float64)
+
+    @property
+    def kept(self) -> int:
+        """How many groups' values the mean of each coordinate is of."""
+        first, stop = self._kept
+        return stop - first
+
+    def weighed(self, place: slice, /) -> tuple[Float64Matrix, Float64Matrix]:
+        """The groups' means over a slice, and what each weighs in the combined mean; a row a group.
+
+        A coordinate's weights are 1/``kept`` or 0 and add up to one. Of equal values the first
+        groups' count as the least.
+        """
+        means = np.stack([mean[place] for mean in self._means])
+        first, stop = self._kept
+        rank = np.argsort(np.argsort(means, axis=0, kind="stable"), axis=0, kind="stable")
+        weights = ((rank >= first) & (rank < stop)) / (stop - first)
+        return means, np.asarray(weights, dtype=np.float64)
 
 
 @cache

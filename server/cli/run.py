@@ -1,5 +1,7 @@
 """``chorale run``: forecast, ask, start, watch, list, show, pause, resume, bisect, abort."""
 
+"""``chorale run``: forecast, start, watch, list, show, credit, pause, resume, bisect, abort."""
+
 from __future__ import annotations
 
 import contextlib
@@ -288,6 +290,49 @@ def list_runs(
         if not runs:
             say("no runs yet: chorale run start PLAN")
         succeed(output, {"runs": [plain(run) for run in runs]})
+
+
+@app.command("credit")
+def credit(
+    run_id: Run,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write it here as well, as Markdown.")
+    ] = None,
+    data: Data = DEFAULT_DATA,
+    output: Output = Format.TEXT,
+) -> None:
+    """Report who took part in a run, what is credited to whom, and what that cannot say.
+
+    For each silo: rounds asked, ready, in sums, lost and in which phase, sat out, seconds waited
+    for, bytes, its share of the sums, and an equal part of what each round with it in the sum
+    changed in success, with the standard error of the noise. Skipped, quarantined, bisected and
+    rolled-back rounds credit nobody; the credits add up to the run's change. With groups also how
+    far each group's published sum goes along the combined update.
+
+    It is made from the signed chain and the coordinator's public figures, on its own machine: no
+    silo is asked, and nothing is summed for it. An equal split is a convention: a silo that uploads
+    zeros gets the same.
+    """
+    with answering(output):
+        from ops.files import replace_file
+        from server.config import CoordinatorConfig
+        from server.credit.report import report_of
+        from server.credit.text import as_json, as_lines, as_markdown
+        from server.store import Store
+        from server.store.blobs.opening import open_blobs
+        from server.store.served import database_in_force
+
+        config = CoordinatorConfig.load(data)
+        store = Store(database_in_force(config))
+        try:
+            report = report_of(store, open_blobs(config), config.paths.audit, run_id)
+        finally:
+            store.close()
+        if out is not None:
+            replace_file(out, [as_markdown(report).encode()], mode=0o600)
+            say(f"wrote {out}")
+        show_result(output, *as_lines(report))
+        succeed(output, {**as_json(report), "report": None if out is None else str(out)})
 
 
 @app.command("pause")

@@ -111,3 +111,16 @@ def test_one_silo_of_twelve_at_n_times_the_clip_ruins_one_group_and_not_the_mean
     assert cosine(one(attacked), truth) < 0
     assert cosine(grouped(attacked), truth) > 0.98
     assert cosine(grouped(honest), truth) > 0.99
+
+
+@pytest.mark.parametrize(("rule", "count"), [("median", 3), ("median", 4), ("trimmed_mean", 5)])
+def test_weights_add_up_and_give_the_combined_mean(rule, count):
+    means = np.random.default_rng(3).standard_normal((count, 50))
+    # Equal values, among them all of a coordinate.
+    means[1, :5], means[:, 7] = means[0, :5], 1.5
+    combined = RobustMean(list(means), rule=rule, byzantine=1)
+    found, weights = combined.weighed(slice(0, 50))
+    np.testing.assert_array_equal(found, means)
+    np.testing.assert_allclose(np.sum(weights, axis=0), 1.0)
+    assert set(np.unique(weights)) == {0.0, 1 / combined.kept}
+    np.testing.assert_allclose(np.sum(weights * found, axis=0), combined[:])

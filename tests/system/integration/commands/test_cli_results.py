@@ -140,6 +140,7 @@ def run_is_watched(types, loopback):
     ended = types(f"chorale run watch {run} {at}")
     assert ended[0].split()[:2] == [run, "finished"]
     types(f"chorale run show {run} {at}")
+    types(f"chorale run credit {run} --out credit.md {at}")
     for command in ("list", f"export {run} -o exported"):
         types(f"chorale adapter {command} {run if command == 'list' else ''} {at}")
     types(f"chorale transcript export {run} 1 --out transcript.json {at}")
@@ -175,7 +176,7 @@ def silo_decides(types, loopback, run):
     at = f"--data {loopback.silo_dir('silo-a')}"
     types(f"chorale-silo doctor {at}")
     types(f"chorale-silo policy check {loopback.directory}/plan.toml {at}")
-    for command in ("status", "budget", f"preview {run}", "audit tail", "audit verify"):
+    for command in ("status", "budget", "guard", f"preview {run}", "audit tail", "audit verify"):
         types(f"chorale-silo {command} {at}")
     types(f"chorale-silo budget export spent.json {at}")
     for command in ("facts", "facts set --queue 3 --free-gpu most --for 2h", "facts clear"):
