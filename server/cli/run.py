@@ -1,7 +1,5 @@
 """``chorale run``: forecast, ask, start, watch, list, show, credit, pause, resume, bisect, abort."""
 
-"""``chorale run``: forecast, start, watch, list, show, credit, pause, resume, bisect, abort."""
-
 from __future__ import annotations
 
 import contextlib
