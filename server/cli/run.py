@@ -1,4 +1,4 @@
-"""``chorale run``: forecast, ask, start, watch, list, show, credit, pause, resume, bisect, abort."""
+"""``chorale run``: forecast, ask, start, watch, list, show, credit, pause, bisect, abort."""
 
 from __future__ import annotations
 
