@@ -90,6 +90,12 @@ def part_card(kind: str, name: str) -> Found:
     """
     known = tuple(card.name for card in PARTS.values() if card.kind == kind)
     own = PARTS.get(name)
+    if own is not None and own.kind != kind:
+        # A package's of that name would be found by nobody.
+        raise UnknownPartError(
+            f"{name!r} is no {kind}, for Chorale's own {own.kind} has that name; known: "
+            f"{', '.join(known)}"
+        )
     found = Found(card=own) if own else _of_package(name, PartCard, f"{kind} {name!r}", known)
     if not isinstance(found.card, PartCard) or found.card.kind != kind:
         raise UnknownPartError(f"{name!r} is no {kind}; known: {', '.join(known)}")

@@ -170,7 +170,7 @@ def test_a_part_takes_the_place_of_the_methods_own():
             {"credit": PartChoice(name="none-such", package="chorale-x")},
             ["install chorale-x, which brings it"],
         ),
-        ({"credit": "nll"}, ["'nll' is no credit"]),
+        ({"credit": "nll"}, ["'nll' is no credit", "own objective has that name"]),
         ({"credit": PartChoice(name="all-tries", package="chorale-x")}, ["needs no package"]),
         ({"credit": PartChoice(name="all-tries", alpha=1)}, ["parts.credit.alpha", "none"]),
     ],

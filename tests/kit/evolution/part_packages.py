@@ -23,7 +23,7 @@ name = "chorale-retry"
 version = "1.0"
 
 [project.entry-points."chorale.parts"]
-retry = "chorale_retry.card:CARD"
+again = "chorale_retry.card:CARD"
 
 [tool.setuptools]
 packages = ["chorale_retry"]
@@ -33,7 +33,7 @@ from federation.plan.methods import Couples, PartCard, Reads
 
 CARD = PartCard(
     kind="sampler",
-    name="retry",
+    name="again",
     code="chorale_retry.sampler:Retry",
     says="what the last round did not solve, then anything",
     couples=Couples.ALL,

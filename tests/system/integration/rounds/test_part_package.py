@@ -41,7 +41,7 @@ credit = { name = "rloo", package = "chorale-rloo", scale = 0.5 }
 
 RETRY = """
 [evolve.parts]
-sampler = { name = "retry", package = "chorale-retry" }
+sampler = { name = "again", package = "chorale-retry" }
 """
 
 OBJECTIVE = re.compile(r"(?m)^parts = \{ (objective = \{.*\}) \}\n")
@@ -213,7 +213,7 @@ def test_a_sampler_that_reads_results_runs_in_mode_silo(loopback):
 
 
 def test_a_sampler_that_reads_results_is_refused_at_record_level(loopback):
-    with pytest.raises(LoopbackError, match="sampler 'retry' couples 'all'") as refused:
+    with pytest.raises(LoopbackError, match="sampler 'again' couples 'all'") as refused:
         write(loopback, Privacy.RECORD_LOCAL, RETRY)
     assert "evolve.parts.sampler" in str(refused.value)
     assert "choose another part, or a mode that protects whole silos" in str(refused.value)
