@@ -1,6 +1,7 @@
 """Silos' guards veto an adapter: the run pauses and proposes, and an admin decides."""
 
 import asyncio
+import math
 
 import pytest
 
