@@ -199,16 +199,16 @@ def work_of(
     ``adapter`` has all factors of the global adapter, and ``seed`` is this silo's own. ``reserve``
     charges ``record_local``; other modes do not see it.
     """
-    spec = plan.spec
+    spec, settings = plan.spec, settings_of(plan)
+    if task.local_epochs:
+        settings = replace(settings, local_epochs=task.local_epochs)
     protects = LocalPrivacy(spec=spec, reserve=reserve if spec.mode is Mode.RECORD_LOCAL else None)
     return Work(
         round=task.round,
         adapter=adapter,
         adapter_sha256=task.adapter_sha256.hex(),
         trainable=frozenset(tensor.name for tensor in layout.specs),
-        settings=replace(
-            settings_of(plan), local_epochs=task.local_epochs or plan.evolve.local_epochs
-        ),
+        settings=settings,
         seed=seed,
         privacy=protects if spec.mode in RECORD_MODES else None,
     )

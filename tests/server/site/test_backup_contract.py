@@ -22,6 +22,7 @@ from server.store.aggregations import AggregationOutcome
 from server.store.blobs.directory import BlobStore
 from server.store.choices import ChoiceRow
 from server.store.database import Database, _migrations
+from server.store.decisions import DecisionRow
 from server.store.heads import AuditHeadRow, DebitRow, HeadRow
 from server.store.runs import RunState
 from server.store.schema import METADATA
@@ -91,6 +92,7 @@ def fill(store, blobs):
         suspects=("hospital-a", "hospital-b"),
         at_unix_s=7,
     )
+    store.decisions.begin(DecisionRow(run_id="run-1", round=1, inputs=b"{}", advice=b"{}"))
     store.choices.put(
         ChoiceRow(run_id="run-1", round=1, silos=("hospital-a",), why="drawn", ready_deadline_s=9)
     )
