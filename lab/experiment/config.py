@@ -49,6 +49,7 @@ from lab.experiment.tables import (
     GroupsTable,
     JudgeTable,
     NoiseTable,
+    OrchestrationTable,
     PerRound,
     Rank,
     RolloutTable,
@@ -66,14 +67,18 @@ from lab.experiment.tables import (
 from lab.experiment.tasks.dealing import dealing_of
 from lab.experiment.tasks.partition import PartitionTable, overridden_partition, pinned
 from lab.partitions.errors import PartitionError
+from secagg import bounds
+from secagg.errors import MalformedMessageError
 
 __all__ = ["Experiment", "Run", "load_experiment", "read_run"]
 
 MAX_FILE_BYTES: Final = 1 << 20
 RUN_DTYPE: Final = "float32"
 """Of every run that says nothing else."""
-_OPTIONAL: Final = ("groups", "attack", "per_round", "partition")
+_OPTIONAL: Final = ("groups", "attack", "per_round", "partition", "orchestration")
 _OF_RECIPES: Final = ("recipe", "parts", "local_epochs", "normaliser", "nominal_tokens")
+_ANY_NUMBER: Final = frozenset({"fedavg", "ffa", "rolora"})
+"""Aggregations that keep nothing from one round to the next."""
 OverriddenT = TypeVar("OverriddenT", EvolveTable, AggregationTable, NoiseTable)
 
 
@@ -120,6 +125,8 @@ class Run(Section):
     """How many silos take part in a round; None: all."""
     partition: PartitionTable | None = None
     """Who has which training tasks; None: as ``silos`` says."""
+    orchestration: OrchestrationTable | None = None
+    """Rounds in simulated time; None: everybody who takes part is there at once."""
     dtype: Dtype = "float32"
     """Of the base weights."""
     rollout: RolloutTable = RolloutTable()
@@ -229,6 +236,8 @@ class Experiment(Section):
     """On what adapters are judged, and when."""
     variants: VariantsTable | None = None
     """How environments differ from silo to silo; None: as each silo's own table says."""
+    orchestration: OrchestrationTable | None = None
+    """Rounds in simulated time, of silos that come late, drop out and lie."""
     partition: PartitionTable | None = None
     """Who has which training tasks; without it each ``[[silo]]`` says what it has."""
     silo: Annotated[tuple[SilosTable, ...], Field(min_length=1, max_length=MAX_SILOS)]
@@ -296,12 +305,25 @@ class Experiment(Section):
             attack=row.attack,
             per_round=per_round or None,
             partition=None if partition is None else pinned(partition, where),
+            orchestration=self._orchestration(row, index),
             dtype=self.dtype,
             rollout=self.rollout,
             training=self.training,
             plugins=self.plugins,
             foreign={name: table for name, table in self.foreign.items() if name in explored},
         )
+
+    def _orchestration(self, row: SettingTable, index: int) -> OrchestrationTable | None:
+        """What a setting's rounds are simulated by; a method without rounds has none."""
+        if self.orchestration is None and not row.orchestration:
+            return None
+        if METHODS[row.method].topology == "none":
+            return None
+        given: dict[str, Any] = {}
+        if self.orchestration is not None:
+            given = self.orchestration.model_dump(mode="json", exclude_unset=True)
+        document = {**given, **row.orchestration}
+        return validated(OrchestrationTable, document, prefix=f"setting.{index}.orchestration")
 
     def _silos(self, row: SettingTable, index: int) -> tuple[SiloTable, ...]:
         """The silos of a setting, each with its variant."""
@@ -487,9 +509,32 @@ def _unrunnable(run: Run) -> Iterator[str]:
         yield from _between_silos(run)
     if run.partition is not None:
         yield from _undealt(run, run.partition)
+    if run.orchestration is not None:
+        yield from _unsimulated(run, run.orchestration)
     yield from _variants(run)
     if method.explores and run.evolve.episodes < run.evolve.tries_per_task:
         yield "evolve.episodes: fewer than evolve.tries_per_task, so no task is tried in full"
+
+
+def _unsimulated(run: Run, table: OrchestrationTable) -> Iterator[str]:
+    """What rounds in simulated time do not allow."""
+    method, silos = METHODS[run.method], len(run.silos)
+    if method.topology != "federated" or method.clustered or method.personal:
+        yield f"orchestration: method {run.method!r} is not one sum of those who are ready"
+    if run.groups is not None or run.attack is not None or run.per_round is not None:
+        yield "orchestration: it chooses who takes part: leave groups, attack and per_round out"
+    if run.aggregation.method not in _ANY_NUMBER or run.aggregation.server_optimiser != "fedavg":
+        yield (
+            f"orchestration: rounds have other numbers of silos: aggregation.method is one of "
+            f"{', '.join(sorted(_ANY_NUMBER))}, with the plain server step"
+        )
+    if max(table.quorum, table.selection.count or 0) > silos or table.liars + table.silent > silos:
+        yield f"orchestration: there are {silos} silos, and it speaks of more"
+    for silo in run.silos:
+        try:
+            bounds.require_silo_id(silo.name, "silo.name")
+        except MalformedMessageError as error:
+            yield f"orchestration: {error}"
 
 
 def _undealt(run: Run, partition: PartitionTable) -> Iterator[str]:

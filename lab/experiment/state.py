@@ -91,6 +91,7 @@ class _Circle(Section):
     adapter: _Sha
     aggregation: _Sha
     sums: Annotated[tuple[_Count, ...], Field(max_length=1024)]
+    record: _Sha | None = None
 
 
 class _Head(Section):
@@ -110,6 +111,8 @@ class _Head(Section):
         """Every blob that it names."""
         for circle in self.circles:
             yield from (circle.adapter, circle.aggregation)
+            if circle.record is not None:
+                yield circle.record
         yield from self.stores.values()
 
 
@@ -180,6 +183,7 @@ class RunStates:
                     adapter=self._blob(encode_adapter(dict(circle.adapter))),
                     aggregation=self._blob(save(_contiguous(circle.aggregation))),
                     sums=circle.sums,
+                    record=self._blob(circle.record) if circle.record else None,
                 )
                 for circle in kept.circles
             ),
@@ -232,6 +236,7 @@ class RunStates:
                     adapter=decode_adapter(self._verified(one.adapter), max_bytes=_MAX_BLOB_BYTES),
                     aggregation=load(self._verified(one.aggregation)),
                     sums=one.sums,
+                    record=b"" if one.record is None else self._verified(one.record),
                 )
                 for one in head.circles
             ]
