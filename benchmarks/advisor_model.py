@@ -3,7 +3,8 @@
 The states are those of a federation of 25 simulated silos whose success follows a fixed curve
 (nothing is trained), or those that a run's decisions have recorded (``--decisions``). Each is asked
 as a coordinator would, with the product's conversation, judge and two corrections; no tools are
-offered, for so small a model calls none.
+offered, for so small a model calls none. Nothing holds the answers to the schema, as a server with
+constrained decoding would.
 
 Prints a line for each question and, as its last line, the figures as JSON: how many proposals were
 taken at once, after corrections, and not at all and why, with tokens and seconds.

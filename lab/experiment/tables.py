@@ -374,11 +374,11 @@ class OrchestrationTable(Section):
     """The same between the rounds of a silo."""
     queue_s: Annotated[float, Field(ge=0, le=1e6)] = 900.0
     """Mean over silos of their mean wait before the work; both are exponential."""
-    drop: Annotated[float, Field(ge=0, le=0.5)] = 0.08
+    drop: Annotated[float, Field(ge=0, le=0.5)] = 0.04
     """Mean over silos of the chance that it says nothing more in a round; uniform from 0."""
-    away: Annotated[float, Field(ge=0, le=1)] = 0.5
+    away: Annotated[float, Field(ge=0, le=1)] = 0.4
     """Share of silos that work for others for some hours of each day."""
-    away_h: Annotated[float, Field(ge=0, le=23)] = 9.0
+    away_h: Annotated[float, Field(ge=0, le=23)] = 8.0
     """How many; when they begin is drawn."""
     liars: Annotated[int, Field(ge=0, le=MAX_SILOS)] = 5
     """Silos that publish that they are up and free, always; of those with such hours, as far as

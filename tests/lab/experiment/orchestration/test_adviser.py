@@ -1,4 +1,4 @@
-"""The rule that answers as an endpoint: what it proposes, and that it can be refused like a model."""
+"""The rule that answers as an endpoint: what it proposes, and that it is refused like a model."""
 
 import json
 
@@ -68,6 +68,8 @@ DONE, LOST = RoundOutcome.AGGREGATED, RoundOutcome.SKIPPED
         (((8, 8, DONE, 2000, 0.3), (8, 8, DONE, 2000, 0.4)), 6, 2500),
         # By less than it; most answered, so the deadline stays.
         (((8, 8, DONE, 2000, 0.3), (8, 6, DONE, 3000, 0.31)), 10, 3000),
+        # Nine of ten.
+        (((10, 9, DONE, 4000, 0.3),), 12, 3500),
         # Fewer than six of ten answered.
         (((10, 5, DONE, 2000, 0.3),), 12, 2500),
         (((6, 2, LOST, 2000, None),), 9, 3000),
