@@ -37,7 +37,8 @@ from lab.experiment.checked import validated
 from lab.experiment.environments import catalogue_of, foreign_of, labels_of
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.methods import LEAST_CLUSTER, METHODS
-from lab.experiment.participation import needs_all
+from lab.experiment.orchestration.allowed import unsimulated
+from lab.experiment.participation import wrong_part
 from lab.experiment.tables import (
     MAX_SILOS,
     AggregationTable,
@@ -67,8 +68,6 @@ from lab.experiment.tables import (
 from lab.experiment.tasks.dealing import dealing_of
 from lab.experiment.tasks.partition import PartitionTable, overridden_partition, pinned
 from lab.partitions.errors import PartitionError
-from secagg import bounds
-from secagg.errors import MalformedMessageError
 
 __all__ = ["Experiment", "Run", "load_experiment", "read_run"]
 
@@ -77,8 +76,6 @@ RUN_DTYPE: Final = "float32"
 """Of every run that says nothing else."""
 _OPTIONAL: Final = ("groups", "attack", "per_round", "partition", "orchestration")
 _OF_RECIPES: Final = ("recipe", "parts", "local_epochs", "normaliser", "nominal_tokens")
-_ANY_NUMBER: Final = frozenset({"fedavg", "ffa", "rolora"})
-"""Aggregations that keep nothing from one round to the next."""
 OverriddenT = TypeVar("OverriddenT", EvolveTable, AggregationTable, NoiseTable)
 
 
@@ -277,7 +274,7 @@ class Experiment(Section):
             rounds = 0
         per_round = self.per_round if row.per_round is None else row.per_round
         silos = self._silos(row, index)
-        if problem := _wrong_part(per_round, len(silos), row.method):
+        if problem := wrong_part(per_round, len(silos), row.method):
             raise ExperimentFileError([f"setting.{index}: per_round: {problem}"])
         where = f"setting.{index}.partition" if row.partition else "partition"
         partition = overridden_partition(self.partition, row.partition, where)
@@ -315,15 +312,12 @@ class Experiment(Section):
 
     def _orchestration(self, row: SettingTable, index: int) -> OrchestrationTable | None:
         """What a setting's rounds are simulated by; a method without rounds has none."""
-        if self.orchestration is None and not row.orchestration:
-            return None
-        if METHODS[row.method].topology == "none":
-            return None
-        given: dict[str, Any] = {}
+        given = row.orchestration
         if self.orchestration is not None:
-            given = self.orchestration.model_dump(mode="json", exclude_unset=True)
-        document = {**given, **row.orchestration}
-        return validated(OrchestrationTable, document, prefix=f"setting.{index}.orchestration")
+            given = {**self.orchestration.model_dump(mode="json", exclude_unset=True), **given}
+        if not given or METHODS[row.method].topology == "none":
+            return None
+        return validated(OrchestrationTable, given, prefix=f"setting.{index}.orchestration")
 
     def _silos(self, row: SettingTable, index: int) -> tuple[SiloTable, ...]:
         """The silos of a setting, each with its variant."""
@@ -477,20 +471,6 @@ def _explored(experiment: Experiment, index: int, name: str) -> Iterator[str]:
         yield f'foreign."{name}".tasks.held_out: adapters are judged there: leave some tasks for it'
 
 
-def _wrong_part(per_round: int, silos: int, name: str) -> str:
-    """Why so many of the silos cannot take part in a round of a method; empty if they can."""
-    if per_round == 0:
-        return ""
-    if reason := needs_all(METHODS[name]):
-        return f"method {name!r} needs all silos, because {reason}: set per_round = 0 here"
-    if not LEAST_CLUSTER <= per_round < silos:
-        return (
-            f"a number from {LEAST_CLUSTER}, the fewest of a sum, to {silos - 1}, or 0, with which "
-            f"all {silos} silos take part; got {per_round}"
-        )
-    return ""
-
-
 def _unrunnable(run: Run) -> Iterator[str]:
     """What the resolved values of a setting do not allow."""
     method = METHODS[run.method]
@@ -510,31 +490,16 @@ def _unrunnable(run: Run) -> Iterator[str]:
     if run.partition is not None:
         yield from _undealt(run, run.partition)
     if run.orchestration is not None:
-        yield from _unsimulated(run, run.orchestration)
+        yield from unsimulated(
+            run.orchestration,
+            method=method,
+            aggregation=run.aggregation,
+            silos=run.silos,
+            is_chosen_otherwise=bool(run.groups or run.attack or run.per_round),
+        )
     yield from _variants(run)
     if method.explores and run.evolve.episodes < run.evolve.tries_per_task:
         yield "evolve.episodes: fewer than evolve.tries_per_task, so no task is tried in full"
-
-
-def _unsimulated(run: Run, table: OrchestrationTable) -> Iterator[str]:
-    """What rounds in simulated time do not allow."""
-    method, silos = METHODS[run.method], len(run.silos)
-    if method.topology != "federated" or method.clustered or method.personal:
-        yield f"orchestration: method {run.method!r} is not one sum of those who are ready"
-    if run.groups is not None or run.attack is not None or run.per_round is not None:
-        yield "orchestration: it chooses who takes part: leave groups, attack and per_round out"
-    if run.aggregation.method not in _ANY_NUMBER or run.aggregation.server_optimiser != "fedavg":
-        yield (
-            f"orchestration: rounds have other numbers of silos: aggregation.method is one of "
-            f"{', '.join(sorted(_ANY_NUMBER))}, with the plain server step"
-        )
-    if max(table.quorum, table.selection.count or 0) > silos or table.liars + table.silent > silos:
-        yield f"orchestration: there are {silos} silos, and it speaks of more"
-    for silo in run.silos:
-        try:
-            bounds.require_silo_id(silo.name, "silo.name")
-        except MalformedMessageError as error:
-            yield f"orchestration: {error}"
 
 
 def _undealt(run: Run, partition: PartitionTable) -> Iterator[str]:

@@ -111,13 +111,13 @@ def _deadline_s(rounds: Sequence[Mapping[str, Any]], most: int) -> int:
         return most
     newest = rounds[-1]
     if _is_lost(newest):
-        return math.ceil(_AFTER_LOSS * newest["seconds"])
+        return math.ceil(_AFTER_LOSS * float(newest["seconds"]))
     answered = newest["survivors"] / newest["asked"]
     # A round that somebody was late for took as long as its deadline.
-    factor = _MORE
+    factor: float = _MORE
     if _MOST <= answered < 1:
         factor = _LESS if answered >= _NEARLY_ALL else 1.0
-    return math.ceil(factor * newest["seconds"])
+    return math.ceil(factor * float(newest["seconds"]))
 
 
 def _reason(rounds: Sequence[Mapping[str, Any]]) -> str:

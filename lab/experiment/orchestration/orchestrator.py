@@ -49,7 +49,6 @@ from federation.selection.advised import limits_of, state_of
 from federation.selection.decide import ADVISED, Inputs, decide, public_draw
 from federation.selection.decided import Decided, why_none
 from federation.selection.policies import (
-    All,
     Choice,
     Counted,
     PastRound,
@@ -288,7 +287,7 @@ class Orchestrator:
             # Where the round is lost whoever is asked, to know it changes nothing.
             there = set(self._silos) if in_time.is_lost else set(in_time.ready)
         elif table.knows == "losses":
-            there, section = set(self._by_losses(past)), SelectionSection(policy=All.name)
+            there, section = set(self._by_losses(past)), SelectionSection(policy="all")
         elif table.draws_count:
             rng = np.random.default_rng([self._seed, _COUNTS, number])
             drawn = int(rng.integers(table.quorum, len(self._silos), endpoint=True))
