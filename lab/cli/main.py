@@ -6,6 +6,7 @@ from lab.cli.adapter import app as adapter_app
 from lab.cli.base import app as base_app
 from lab.cli.decisions import replay_decisions
 from lab.cli.diagnose import diagnose
+from lab.cli.panel import app as panel_app
 from lab.cli.partition import app as partition_app
 from lab.cli.report import report
 from lab.cli.run import run
@@ -22,6 +23,7 @@ app = command_line(
 app.add_typer(base_app, name="base")
 app.add_typer(adapter_app, name="adapter")
 app.add_typer(partition_app, name="partition")
+app.add_typer(panel_app, name="panel")
 app.command()(run)
 app.command()(diagnose)
 app.command()(report)

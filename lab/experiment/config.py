@@ -8,10 +8,8 @@ A run is one setting at one seed, with every value spelled out. Invariants:
 3. Names of silos and of settings are unique, and every reference resolves before anything runs:
    environments, methods, shards, cohorts that are large enough for a sum.
 
-Covered: the document. Not covered: names of aggregation methods and their options, which
-``lab.aggregation`` refuses when a run begins (``runner.py`` asks it once for each before any run).
-
-Errors: ``ExperimentFileError`` with one line for each problem.
+Covered: the document; ``ExperimentFileError`` has a line for each problem. Not covered: options of
+aggregation methods, which ``lab.aggregation`` refuses (``runner.py`` asks it before any run).
 """
 
 from __future__ import annotations
@@ -38,7 +36,8 @@ from lab.experiment.environments import catalogue_of, foreign_of, labels_of
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.guards.vetoes import unguarded
 from lab.experiment.methods import LEAST_CLUSTER, METHODS
-from lab.experiment.participation import needs_all
+from lab.experiment.orchestration.allowed import unsimulated
+from lab.experiment.participation import wrong_part
 from lab.experiment.tables import (
     MAX_SILOS,
     AggregationTable,
@@ -51,6 +50,7 @@ from lab.experiment.tables import (
     GuardTable,
     JudgeTable,
     NoiseTable,
+    OrchestrationTable,
     PerRound,
     Rank,
     RolloutTable,
@@ -74,7 +74,7 @@ __all__ = ["Experiment", "Run", "load_experiment", "read_run"]
 MAX_FILE_BYTES: Final = 1 << 20
 RUN_DTYPE: Final = "float32"
 """Of every run that says nothing else."""
-_OPTIONAL: Final = ("groups", "attack", "guard", "per_round", "partition")
+_OPTIONAL: Final = ("groups", "attack", "guard", "per_round", "partition", "orchestration")
 _OF_RECIPES: Final = ("recipe", "parts", "local_epochs", "normaliser", "nominal_tokens")
 OverriddenT = TypeVar("OverriddenT", EvolveTable, AggregationTable, NoiseTable)
 
@@ -124,6 +124,8 @@ class Run(Section):
     """How many silos take part in a round; None: all."""
     partition: PartitionTable | None = None
     """Who has which training tasks; None: as ``silos`` says."""
+    orchestration: OrchestrationTable | None = None
+    """Rounds in simulated time; None: everybody who takes part is there at once."""
     dtype: Dtype = "float32"
     """Of the base weights."""
     rollout: RolloutTable = RolloutTable()
@@ -233,6 +235,8 @@ class Experiment(Section):
     """On what adapters are judged, and when."""
     variants: VariantsTable | None = None
     """How environments differ from silo to silo; None: as each silo's own table says."""
+    orchestration: OrchestrationTable | None = None
+    """Rounds in simulated time, of silos that come late, drop out and lie."""
     partition: PartitionTable | None = None
     """Who has which training tasks; without it each ``[[silo]]`` says what it has."""
     silo: Annotated[tuple[SilosTable, ...], Field(min_length=1, max_length=MAX_SILOS)]
@@ -272,7 +276,7 @@ class Experiment(Section):
             rounds = 0
         per_round = self.per_round if row.per_round is None else row.per_round
         silos = self._silos(row, index)
-        if problem := _wrong_part(per_round, len(silos), row.method):
+        if problem := wrong_part(per_round, len(silos), row.method):
             raise ExperimentFileError([f"setting.{index}: per_round: {problem}"])
         where = f"setting.{index}.partition" if row.partition else "partition"
         partition = overridden_partition(self.partition, row.partition, where)
@@ -301,12 +305,22 @@ class Experiment(Section):
             guard=row.guard,
             per_round=per_round or None,
             partition=None if partition is None else pinned(partition, where),
+            orchestration=self._orchestration(row, index),
             dtype=self.dtype,
             rollout=self.rollout,
             training=self.training,
             plugins=self.plugins,
             foreign={name: table for name, table in self.foreign.items() if name in explored},
         )
+
+    def _orchestration(self, row: SettingTable, index: int) -> OrchestrationTable | None:
+        """What a setting's rounds are simulated by; a method without rounds has none."""
+        given = row.orchestration
+        if self.orchestration is not None:
+            given = {**self.orchestration.model_dump(mode="json", exclude_unset=True), **given}
+        if not given or METHODS[row.method].topology == "none":
+            return None
+        return validated(OrchestrationTable, given, prefix=f"setting.{index}.orchestration")
 
     def _silos(self, row: SettingTable, index: int) -> tuple[SiloTable, ...]:
         """The silos of a setting, each with its variant."""
@@ -460,20 +474,6 @@ def _explored(experiment: Experiment, index: int, name: str) -> Iterator[str]:
         yield f'foreign."{name}".tasks.held_out: adapters are judged there: leave some tasks for it'
 
 
-def _wrong_part(per_round: int, silos: int, name: str) -> str:
-    """Why so many of the silos cannot take part in a round of a method; empty if they can."""
-    if per_round == 0:
-        return ""
-    if reason := needs_all(METHODS[name]):
-        return f"method {name!r} needs all silos, because {reason}: set per_round = 0 here"
-    if not LEAST_CLUSTER <= per_round < silos:
-        return (
-            f"a number from {LEAST_CLUSTER}, the fewest of a sum, to {silos - 1}, or 0, with which "
-            f"all {silos} silos take part; got {per_round}"
-        )
-    return ""
-
-
 def _unrunnable(run: Run) -> Iterator[str]:
     """What the resolved values of a setting do not allow."""
     method = METHODS[run.method]
@@ -495,6 +495,14 @@ def _unrunnable(run: Run) -> Iterator[str]:
         yield from unguarded(run.method, method, run.aggregation, run.noise, some=some)
     if run.partition is not None:
         yield from _undealt(run, run.partition)
+    if run.orchestration is not None:
+        yield from unsimulated(
+            run.orchestration,
+            method=method,
+            aggregation=run.aggregation,
+            silos=run.silos,
+            is_chosen_otherwise=bool(run.groups or run.attack or run.per_round),
+        )
     yield from _variants(run)
     if method.explores and run.evolve.episodes < run.evolve.tries_per_task:
         yield "evolve.episodes: fewer than evolve.tries_per_task, so no task is tried in full"

@@ -14,7 +14,8 @@ Where only some silos take part in a round, both are about those. The others nei
 train, and keep their stores, personal adapters and control variates as they are.
 
 Covered: rounds of all silos or of some; leaving a circle between two rounds and taking it up. Not
-covered: dropouts; where the local work is done (``engines``).
+covered: dropouts, which simulated rounds have (``orchestration``); where the local work is done
+(``engines``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +47,7 @@ __all__ = [
     "SharingCircle",
     "SoleCircle",
     "play_round",
+    "update_of",
 ]
 
 Indices = tuple[int, ...]
@@ -81,6 +84,8 @@ class RoundFigures:
     """Whether any circle has more than one silo."""
     guarding: Guarding | None = None
     """Of a run whose silos have guards."""
+    simulated: dict[str, Any] = field(default_factory=dict)
+    """What the round came to in simulated time; empty where there is none."""
 
     @property
     def kappa(self) -> float | None:
@@ -129,6 +134,8 @@ class CircleState:
     """Rounds that a rollback took, with the round whose adapter came back."""
     back_to: int | None = None
     """Of a run that stopped: the round whose adapter the next one brings back."""
+    record: bytes = b""
+    """What else its next round follows from; empty for nothing."""
 
 
 class Circle(ABC):
@@ -148,6 +155,14 @@ class Circle(ABC):
     @abstractmethod
     def take(self, round_number: int, evolutions: Sequence[Evolution]) -> None:
         """End the round with what came of its ``work``; ``adapter`` is the next one then."""
+
+    def simulated(self) -> dict[str, Any]:
+        """What the last round came to in simulated time; nothing where there is none."""
+        return {}
+
+    def decisions(self) -> str:
+        """A line for each choice of whom a round asked; nothing where none was made."""
+        return ""
 
     def state(self) -> CircleState:
         """What the next round needs."""
@@ -229,7 +244,7 @@ class SharingCircle(Circle):
         places = self._chosen(round_number)
         self.adapter = self._aggregation.combine(
             self.adapter,
-            [_update(evolution, at) for evolution, at in zip(evolutions, places, strict=True)],
+            [update_of(evolution, at) for evolution, at in zip(evolutions, places, strict=True)],
             round_number=round_number,
             mean=self._mean.among(places),
         )
@@ -266,10 +281,12 @@ def play_round(
         figures.silos += [index for one in of_circle for index in one.indices]
         circle.take(round_number, made)
         figures.guarding = circle.guarding
+        figures.simulated |= circle.simulated()
     return figures
 
 
-def _update(evolution: Evolution, place: int) -> SiloUpdate:
+def update_of(evolution: Evolution, place: int) -> SiloUpdate:
+    """What a silo at this place brings to a sum."""
     # Without exploration nothing was solved in the round: what was imitated stands for it.
     explored = sum(evolution.episodes.values()) > 0
     selected = int(evolution.metrics.get("selected", 0))

@@ -17,9 +17,9 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-from lab.experiment.methods import Method
+from lab.experiment.methods import LEAST_CLUSTER, METHODS, Method
 
-__all__ = ["needs_all", "taking_part"]
+__all__ = ["taking_part", "wrong_part"]
 
 _DOMAIN: Final = b"chorale/lab-participation/v1\0"
 
@@ -36,7 +36,7 @@ def taking_part(seed: int, round_number: int, *, silos: int, per_round: int) -> 
     return tuple(sorted(sorted(range(silos), key=rank)[:per_round]))
 
 
-def needs_all(method: Method) -> str:
+def _needs_all(method: Method) -> str:
     """Why every silo of a method takes part in each round; empty where some may stay away."""
     if method.topology == "none":
         return "it has no rounds"
@@ -46,4 +46,18 @@ def needs_all(method: Method) -> str:
         return "it has one learner, which has the data of all silos"
     if method.clustered:
         return "a cluster may have three silos, and a sum needs all three"
+    return ""
+
+
+def wrong_part(per_round: int, silos: int, name: str) -> str:
+    """Why so many of the silos cannot take part in a round of a method; empty if they can."""
+    if per_round == 0:
+        return ""
+    if reason := _needs_all(METHODS[name]):
+        return f"method {name!r} needs all silos, because {reason}: set per_round = 0 here"
+    if not LEAST_CLUSTER <= per_round < silos:
+        return (
+            f"a number from {LEAST_CLUSTER}, the fewest of a sum, to {silos - 1}, or 0, with which "
+            f"all {silos} silos take part; got {per_round}"
+        )
     return ""

@@ -34,9 +34,10 @@ def round_row(run: Run, number: int, figures: RoundFigures, *, wall_s: float) ->
     """What a round, counted from 1, amounts to, with the figures of all silos of it.
 
     ``wall_s`` is local work and aggregation, without judging. Where not all silos take part in a
-    round, ``silos`` has the places of those that did.
+    round, ``silos`` has the places of those that did; ``simulated`` is a round's in simulated time.
     """
     took_part = {} if run.per_round is None else {"silos": figures.silos}
+    simulated = {"simulated": figures.simulated} if figures.simulated else {}
     return {
         "kind": "round",
         **_of(run),
@@ -46,9 +47,11 @@ def round_row(run: Run, number: int, figures: RoundFigures, *, wall_s: float) ->
         "episodes": dict(sorted(figures.episodes.items())),
         "kappa": figures.kappa,
         "zeta2": figures.zeta2,
-        "delta_l2_mean": sum(figures.norms) / max(1, len(figures.norms)),
+        # Nobody is in the sum of a round that was lost.
+        "delta_l2_mean": sum(figures.norms) / max(len(figures.norms), 1),
         **_guarding(figures),
         "wall_s": round(wall_s, 3),
+        **simulated,
     }
 
 

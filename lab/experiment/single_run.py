@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dp.noise.share import per_silo_sigma
 from evolution.model.lora import initial_adapter
@@ -54,6 +54,7 @@ from lab.experiment.judge import Judge, Judged
 from lab.experiment.masked import MaskedSum
 from lab.experiment.member import Adapter, identity, personal_of
 from lab.experiment.methods import METHODS, clusters
+from lab.experiment.orchestration.circle import OrchestratedCircle, Sums
 from lab.experiment.participation import taking_part
 from lab.experiment.rows import (
     EVERYBODY,
@@ -68,8 +69,9 @@ from lab.experiment.state import Kept, RunStates
 from lab.experiment.sums import PlainSum, RoundMean
 from lab.experiment.tables import GuardTable
 
-__all__ = ["Progress", "RunResult", "aggregation_of", "play_run", "versions_of"]
+__all__ = ["DECISIONS", "Progress", "RunResult", "aggregation_of", "play_run", "versions_of"]
 
+DECISIONS: Final = "decisions.jsonl"
 Progress = Callable[[int, RoundFigures, float], None]
 """Called after each round with its number, its figures and its seconds."""
 _Verdicts = dict[tuple[str, tuple[tuple[str, int], ...]], list[Judged]]
@@ -89,17 +91,21 @@ class RunResult:
     """Final adapters, circle after circle."""
     personal: dict[int, dict[str, Any]]
     """What each silo would use, by its index, where the method leaves it an adapter of its own."""
+    decisions: str = ""
+    """A line for each round that chose whom it asks (``federation/selection/decided.py``)."""
 
     def write_adapters(self, directory: Path) -> None:
         """Keep ``adapter-CIRCLE`` and ``personal-SILO``, as the product publishes an adapter.
 
-        The directory is created if absent.
+        Beside them ``decisions.jsonl``, where there are any. The directory is created if absent.
         """
         directory.mkdir(parents=True, exist_ok=True)
         named = {f"adapter-{index}": adapter for index, adapter in enumerate(self.adapters)}
         named |= {f"personal-{silo}": adapter for silo, adapter in self.personal.items()}
         for name, adapter in named.items():
             (directory / f"{name}.safetensors").write_bytes(encode_adapter(adapter))
+        if self.decisions:
+            (directory / DECISIONS).write_text(self.decisions)
 
 
 def aggregation_of(run: Run, adapter: Adapter, *, silos: int) -> LabAggregation:
@@ -187,6 +193,7 @@ def play_run(
             if isinstance(circle, GuardedCircle):
                 rows += _judge_served(run, judge, circle, engine)
         adapters = [circle.adapter for circle in circles]
+        decisions = "".join(circle.decisions() for circle in circles)
         personal = {
             silo: personal_of(run, member, stores, circle.adapter)
             for circle in circles
@@ -203,7 +210,7 @@ def play_run(
             versions=versions_of(run),
         )
     )
-    return RunResult(rows=rows, adapters=adapters, personal=personal)
+    return RunResult(rows=rows, adapters=adapters, personal=personal, decisions=decisions)
 
 
 def versions_of(run: Run) -> dict[str, str]:
@@ -256,6 +263,8 @@ def _circles(run: Run) -> list[Circle]:
         return [SoleCircle([tuple(everyone)], first)]
     if method.topology == "alone":
         return [SoleCircle([(index,)], first) for index in everyone]
+    if run.orchestration is not None:
+        return [OrchestratedCircle(run, first, orchestration=run.orchestration, sums=_sums(run))]
     groups: tuple[tuple[int, ...], ...] = (tuple(everyone),)
     if method.clustered:
         groups = clusters([families_of(run, index) for index in everyone])
@@ -291,6 +300,17 @@ def _vetoing(run: Run, guard: GuardTable) -> Vetoing:
         key=(run.seed, "guard"),
     )
     return Vetoing(table=guard, sums=sums, rounds=run.rounds)
+
+
+def _sums(run: Run) -> Sums:
+    """The arithmetic of a round of any number of silos."""
+    kind = MaskedSum if run.sums == "masked" else PlainSum
+
+    def of(adapter: Adapter, number: int, silos: int) -> tuple[LabAggregation, RoundMean]:
+        mean = kind(run.noise, silos=silos, key=(run.seed, "round", number))
+        return aggregation_of(run, adapter, silos=silos), mean
+
+    return of
 
 
 def _chosen(run: Run) -> Chosen | None:

@@ -94,6 +94,7 @@ class _Circle(Section):
     ended: Annotated[tuple[_Sha, ...], Field(max_length=10_001)] = ()
     restored: dict[_Count, _Count] = Field(default_factory=dict, max_length=10_000)
     back_to: _Count | None = None
+    record: _Sha | None = None
 
 
 class _Head(Section):
@@ -113,6 +114,8 @@ class _Head(Section):
         """Every blob that it names."""
         for circle in self.circles:
             yield from (circle.adapter, circle.aggregation, *circle.ended)
+            if circle.record is not None:
+                yield circle.record
         yield from self.stores.values()
 
 
@@ -186,6 +189,7 @@ class RunStates:
                     ended=tuple(self._blob(encode_adapter(dict(one))) for one in circle.ended),
                     restored=dict(circle.restored),
                     back_to=circle.back_to,
+                    record=self._blob(circle.record) if circle.record else None,
                 )
                 for circle in kept.circles
             ),
@@ -241,6 +245,7 @@ class RunStates:
                     ended=tuple(map(self._adapter, one.ended)),
                     restored=one.restored,
                     back_to=one.back_to,
+                    record=b"" if one.record is None else self._verified(one.record),
                 )
                 for one in head.circles
             ]

@@ -29,7 +29,7 @@ from federation.plan.recipe import (
     require_fitting,
 )
 from federation.plan.section import Slug as PartName
-from federation.plan.tables import VetoesSection
+from federation.plan.tables import SelectionSection, VetoesSection
 
 __all__ = [
     "AggregationTable",
@@ -39,6 +39,7 @@ __all__ = [
     "GuardTable",
     "JudgeTable",
     "NoiseTable",
+    "OrchestrationTable",
     "RolloutTable",
     "Section",
     "SettingTable",
@@ -379,6 +380,69 @@ class GuardTable(Section):
         return VetoesSection(share=self.share, errors=self.errors)
 
 
+class OrchestrationTable(Section):
+    """``[orchestration]``: rounds in simulated time, whose silos are asked as a coordinator asks.
+
+    What is drawn is drawn by the run's seed alone, so every setting has the same silos in the same
+    rounds (``lab/experiment/orchestration/silos.py``).
+    """
+
+    selection: SelectionSection
+    """Whom a round asks, as a plan's ``[selection]``; a setting replaces it as a whole."""
+    knows: Literal["public", "losses", "answers"] = "public"
+    """``public`` goes by what a coordinator sees. ``losses`` is power-of-choice or Oort by each
+    silo's loss, which under secure aggregation nobody has. ``answers`` has only those there who
+    will answer in time: a bound, and nothing that can be had."""
+    draws_count: bool = False
+    """Draw K of each round uniformly, from the quorum to all; policy ``random`` alone."""
+    adviser: Literal["none", "rule"] = "none"
+    """What answers where the policy is ``advised``: a rule, in the place of a model
+    (``orchestration/adviser.py``)."""
+    adviser_s: Annotated[float, Field(ge=0, le=600)] = 9.0
+    """Simulated seconds of each request to it; the round waits for them."""
+    quorum: Annotated[int, Field(ge=3, le=MAX_SILOS)] = 5
+    """Fewest ready silos of a round; with fewer it is lost."""
+    ready_deadline_s: Annotated[int, Field(ge=1, le=10_000_000)] = 7200
+    """From a round's task to its deadline, where a choice says nothing else."""
+    work_s: Annotated[float, Field(gt=0, le=1e6)] = 1500.0
+    """Local work of the median silo in the median round."""
+    speeds: Annotated[float, Field(ge=0, le=3)] = 0.4
+    """Standard deviation of ln of silos' speeds."""
+    jitter: Annotated[float, Field(ge=0, le=3)] = 0.2
+    """The same between the rounds of a silo."""
+    queue_s: Annotated[float, Field(ge=0, le=1e6)] = 900.0
+    """Mean over silos of their mean wait before the work; both are exponential."""
+    drop: Annotated[float, Field(ge=0, le=0.5)] = 0.04
+    """Mean over silos of the chance that it says nothing more in a round; uniform from 0."""
+    away: Annotated[float, Field(ge=0, le=1)] = 0.4
+    """Share of silos that work for others for some hours of each day."""
+    away_h: Annotated[float, Field(ge=0, le=23)] = 8.0
+    """How many; when they begin is drawn."""
+    liars: Annotated[int, Field(ge=0, le=MAX_SILOS)] = 5
+    """Silos that publish that they are up and free, always; of those with such hours, as far as
+    there are enough."""
+    silent: Annotated[int, Field(ge=0, le=MAX_SILOS)] = 3
+    """Silos that publish nothing."""
+    figure_z: Annotated[float, Field(ge=0, le=100)] = 0.1
+    """Noise of each count in a round's figures, in what one silo may add at most."""
+
+    @model_validator(mode="after")
+    def _go_together(self) -> OrchestrationTable:
+        policy = self.selection.policy
+        if (policy == "advised") != (self.adviser != "none"):
+            raise ValueError("adviser: policy 'advised' asks one, and no other policy does")
+        if self.knows == "losses" and policy not in ("power-of-choice", "oort"):
+            raise ValueError("knows: only 'power-of-choice' and 'oort' go by losses")
+        if self.draws_count and (policy != "random" or self.knows != "public"):
+            raise ValueError("draws_count: policy 'random', which knows what is public")
+        if self.selection.fewest is not None and self.selection.fewest < self.quorum:
+            raise ValueError(f"selection: fewer than the quorum of {self.quorum} are asked")
+        ranges = None if self.selection.ranges is None else self.selection.ranges
+        if ranges is not None and ranges.local_epochs is not None:
+            raise ValueError("selection.ranges.local_epochs: simulated rounds do not move them")
+        return self
+
+
 class SettingTable(Section):
     """``[[setting]]``: one row of the experiment, run once for each seed."""
 
@@ -408,6 +472,8 @@ class SettingTable(Section):
     """Keys of ``[partition]`` that differ, or all of them."""
     variants: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``[variants]`` that differ; with ``kind`` among them the whole table."""
+    orchestration: dict[str, Any] = Field(default_factory=dict)
+    """Keys of ``[orchestration]`` that differ, or all of them."""
     groups: GroupsTable | None = None
     """None: one sum of all."""
     attack: AttackTable | None = None

@@ -19,7 +19,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-__all__ = ["MAX_LINE_BYTES", "EvalLine", "Line", "LineError", "RoundLine", "RunLine", "parse_line"]
+__all__ = [
+    "MAX_LINE_BYTES",
+    "EvalLine",
+    "Line",
+    "LineError",
+    "RoundLine",
+    "RunLine",
+    "Simulated",
+    "parse_line",
+]
 
 MAX_LINE_BYTES: Final = 4 << 20
 _MAX_NAME: Final = 120
@@ -55,6 +64,32 @@ class RunLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Simulated:
+    """What a round came to in simulated time."""
+
+    asked: int
+    """Silos."""
+    ready: int
+    """Of those, by the deadline."""
+    lost: bool
+    """Whether there was no sum."""
+    seconds: float
+    """From the adviser's first request to the round's end."""
+    upload_bytes: int
+    """Of all silos."""
+    download_bytes: int
+    """Of all silos."""
+    requests: int
+    """To the adviser."""
+    tokens: int
+    """Of those."""
+    advised: bool
+    """Whether a proposal was taken."""
+    liars: int
+    """Of those asked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RoundLine:
     """Exploration in one round, over all silos."""
 
@@ -76,6 +111,8 @@ class RoundLine:
     """The mean over silos as a coordinator reads it, noise included; None where none was summed."""
     restored_round: int | None = None
     """Of a round that a rollback took: the round whose adapter came back."""
+    simulated: Simulated | None = None
+    """None where rounds take no simulated time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +257,9 @@ def _round(fields: _Fields) -> RoundLine:
     for family, count in successes.items():
         if count > episodes.get(family, 0):
             raise LineError(f"{family[:40]!r} has more successes than episodes")
+    told = fields.value("simulated") if fields.has("simulated") else None
     return RoundLine(
+        simulated=None if told is None else _simulated(_Fields(fields.mapping("simulated"))),
         setting=fields.name("setting"),
         method=fields.name("method"),
         seed=fields.integer("seed"),
@@ -230,6 +269,25 @@ def _round(fields: _Fields) -> RoundLine:
         wall_s=fields.number("wall_s"),
         vetoes=fields.signed("vetoes"),
         restored_round=fields.integer("restored_round") if fields.has("restored_round") else None,
+    )
+
+
+def _simulated(fields: _Fields) -> Simulated:
+    lost, advised = fields.flag("lost"), fields.flag("advised")
+    asked, ready = fields.integer("asked"), fields.integer("ready")
+    if lost is None or advised is None or ready > asked:
+        raise LineError("a simulated round does not say who was ready and what came of it")
+    return Simulated(
+        asked=asked,
+        ready=ready,
+        lost=lost,
+        seconds=fields.number("seconds"),
+        upload_bytes=fields.integer("upload_bytes"),
+        download_bytes=fields.integer("download_bytes"),
+        requests=fields.integer("requests"),
+        tokens=fields.integer("tokens"),
+        advised=advised,
+        liars=fields.integer("liars"),
     )
 
 

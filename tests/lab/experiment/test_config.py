@@ -40,6 +40,8 @@ def test_shipped_files_are_read_and_resolve(path):
 def test_the_files_that_are_announced_are_shipped():
     names = [path.name for path in SHIPPED]
     assert names == [
+        "agentic-tuning.toml",
+        "agentic.toml",
         "aggregation-noise.toml",
         "aggregation-seeds.toml",
         "aggregation.toml",
