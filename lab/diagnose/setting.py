@@ -34,8 +34,8 @@ from evolution.model.lora import initial_adapter
 from federation.plan.recipe import PartsSection, recipe_of
 from lab.experiment.config import Run
 from lab.experiment.engines.machines import THREADS, engine_spec, trainer_spec
-from lab.experiment.environments import catalogue_of
 from lab.experiment.errors import ExperimentError
+from lab.experiment.tasks.environments import catalogue_of
 from lab.experiment.tasks.own_tasks import FewTasks, assignments_of, task_ids_of
 
 __all__ = ["Compared", "compared", "diagnose_setting", "task_chi2"]

@@ -32,7 +32,6 @@ from federation.aggregate.registry import GROUP_METHODS, GROUP_OPTIMISERS
 from federation.errors import TomlError
 from federation.plan.toml import parse_toml
 from lab.experiment.checked import validated
-from lab.experiment.environments import catalogue_of, foreign_of, labels_of
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.guards.vetoes import unguarded
 from lab.experiment.methods import LEAST_CLUSTER, METHODS
@@ -66,14 +65,14 @@ from lab.experiment.tables import (
     VariantsTable,
 )
 from lab.experiment.tasks.dealing import dealing_of
+from lab.experiment.tasks.environments import catalogue_of, foreign_of, labels_of
 from lab.experiment.tasks.partition import PartitionTable, overridden_partition, pinned
 from lab.partitions.errors import PartitionError
 
 __all__ = ["Experiment", "Run", "load_experiment", "read_run"]
 
 MAX_FILE_BYTES: Final = 1 << 20
-RUN_DTYPE: Final = "float32"
-"""Of every run that says nothing else."""
+RUN_DTYPE: Final = "float32"  # Of every run that says nothing else.
 _OPTIONAL: Final = ("groups", "attack", "guard", "per_round", "partition", "orchestration")
 _OF_RECIPES: Final = ("recipe", "parts", "local_epochs", "normaliser", "nominal_tokens")
 OverriddenT = TypeVar("OverriddenT", EvolveTable, AggregationTable, NoiseTable)

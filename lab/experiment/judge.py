@@ -27,8 +27,8 @@ from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
 from lab.experiment.config import Run
 from lab.experiment.engines.machines import engine_of
-from lab.experiment.environments import judged_catalogue
 from lab.experiment.errors import JudgeError
+from lab.experiment.tasks.environments import judged_catalogue
 
 __all__ = ["Judge", "Judged"]
 

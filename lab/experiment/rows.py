@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from lab.experiment.config import Run
-from lab.experiment.environments import catalogue_of
 from lab.experiment.federation_round import RoundFigures
 from lab.experiment.judge import Judged
+from lab.experiment.tasks.environments import catalogue_of
 from lab.experiment.tasks.own_tasks import own_labels
 
 __all__ = ["Row", "Scope", "eval_rows", "families_of", "round_row", "run_row"]

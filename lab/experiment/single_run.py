@@ -37,7 +37,6 @@ from lab.experiment.config import Run
 from lab.experiment.engines.choice import EngineChoice, EngineKind
 from lab.experiment.engines.engine import MemberEngine, ProcessEngine
 from lab.experiment.engines.stores import STORES, directory_of
-from lab.experiment.environments import catalogue_of
 from lab.experiment.federation_round import (
     Chosen,
     Circle,
@@ -68,6 +67,7 @@ from lab.experiment.rows import (
 from lab.experiment.state import Kept, RunStates
 from lab.experiment.sums import PlainSum, RoundMean
 from lab.experiment.tables import GuardTable
+from lab.experiment.tasks.environments import catalogue_of
 
 __all__ = ["DECISIONS", "Progress", "RunResult", "aggregation_of", "play_run", "versions_of"]
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -41,6 +42,8 @@ _MOST: Final = 0.6
 """And with fewer it was too short."""
 _FREE: Final = {FreeGpu.ALL: 0, FreeGpu.MOST: 1, FreeGpu.SOME: 2, FreeGpu.NONE: 3}
 _UNKNOWN_QUEUE: Final = 1
+_FROM_TO: Final = re.compile(r"(\d+) to (\d+)")
+Limit = tuple[int, int]
 _LOOK_UP: Final = {"id": "look", "type": "function"}
 
 
@@ -56,32 +59,40 @@ def answer(request: bytes) -> bytes:
 
 
 def _message(asked: Mapping[str, Any]) -> dict[str, Any]:
-    properties = asked["response_format"]["json_schema"]["schema"]["properties"]
-    # The second line of the question is what is known, as JSON.
-    known = json.loads(asked["messages"][1]["content"].split("\n")[1])
+    # The second line of the question is what is known, as JSON; then come the keys of an answer.
+    question = asked["messages"][1]["content"].split("\n")
+    known, keys = json.loads(question[1]), dict(map(_key, question[3:]))
     looked_up = [m["content"] for m in asked["messages"] if m["role"] == "tool"]
-    if "silos" in properties and not looked_up:
+    if "silos" in keys and not looked_up:
         call = {**_LOOK_UP, "function": {"name": "get_facts", "arguments": "{}"}}
         return {"content": None, "tool_calls": [call]}
-    proposal = _proposal(known, properties)
-    if "silos" in properties:
+    proposal = _proposal(known, keys)
+    if "silos" in keys:
         rows = json.loads(looked_up[-1])["silos"]
-        count = _count(known, properties["silos"]["minItems"], properties["silos"]["maxItems"])
+        count = _count(known, *keys["silos"])
         proposal["silos"] = _soonest(rows, count)
-    return {"content": json.dumps({k: v for k, v in proposal.items() if k in properties})}
+    return {"content": json.dumps({k: v for k, v in proposal.items() if k in keys})}
 
 
-def _proposal(known: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
+def _key(line: str) -> tuple[str, Limit]:
+    """A key that an answer has, and the least and most that its line states, or zeros."""
+    key, _, meaning = line.removeprefix("- ").partition(": ")
+    stated = _FROM_TO.search(meaning)
+    return key, (0, 0) if stated is None else (int(stated[1]), int(stated[2]))
+
+
+def _proposal(known: Mapping[str, Any], keys: Mapping[str, Limit]) -> dict[str, Any]:
     proposal: dict[str, Any] = {
         "reason": _reason(known["newest_rounds"]),
         "stop": False,
         "diagnose": False,
     }
-    if limit := properties.get("count"):
-        proposal["count"] = _count(known, limit["minimum"], limit["maximum"])
-    if limit := properties.get("ready_deadline_s"):
-        wished = _deadline_s(known["newest_rounds"], limit["maximum"])
-        proposal["ready_deadline_s"] = min(max(wished, limit["minimum"]), limit["maximum"])
+    if limit := keys.get("count"):
+        proposal["count"] = _count(known, *limit)
+    if limit := keys.get("ready_deadline_s"):
+        least, most = limit
+        wished = _deadline_s(known["newest_rounds"], most)
+        proposal["ready_deadline_s"] = min(max(wished, least), most)
     return proposal
 
 

@@ -20,13 +20,13 @@ from evolution.methods.evolver import Evolution
 from lab.aggregation.aggregation import LabAggregation
 from lab.experiment.config import Run
 from lab.experiment.engines.local_round import LocalRound
-from lab.experiment.environments import catalogue_of
 from lab.experiment.errors import ExperimentError
 from lab.experiment.federation_round import Circle, CircleState, update_of
 from lab.experiment.member import Adapter
 from lab.experiment.orchestration.orchestrator import Begun, Orchestrator, Tries
 from lab.experiment.sums import RoundMean
 from lab.experiment.tables import OrchestrationTable
+from lab.experiment.tasks.environments import catalogue_of
 from lab.experiment.tasks.own_tasks import task_ids_of
 
 __all__ = ["OrchestratedCircle", "Sums", "orchestrator_of"]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from evolution.envs.catalogue import Catalogue
 from evolution.envs.tasks import Split
-from lab.experiment.environments import HasEnvironments, catalogue_of
+from lab.experiment.tasks.environments import HasEnvironments, catalogue_of
 from lab.experiment.tasks.flags import Flags, read_flags
 from lab.experiment.tasks.partition import PartitionTable
 from lab.partitions.dealing import Dealt, coverage, hardness, joint, preference

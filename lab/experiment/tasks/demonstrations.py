@@ -19,8 +19,8 @@ from evolution.methods.population import MEMORY_FILE
 from evolution.rollout.conversation import ChatFormat
 from evolution.trajectory import Trajectory
 from lab.experiment.config import Run
-from lab.experiment.environments import catalogue_of, variants_of
 from lab.experiment.errors import DemonstrationError
+from lab.experiment.tasks.environments import catalogue_of, variants_of
 from lab.experiment.tasks.own_tasks import task_ids_of
 
 __all__ = ["seed_buffer"]

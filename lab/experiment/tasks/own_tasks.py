@@ -26,9 +26,9 @@ from evolution.envs.environment import Environment, Info
 from evolution.envs.tasks import Shard, Split
 from evolution.methods.evolver import Assignment
 from lab.experiment.config import Run
-from lab.experiment.environments import catalogue_of, foreign_of, labels_of, variants_of
 from lab.experiment.tables import SiloTable
 from lab.experiment.tasks.dealing import Dealing, dealing_of
+from lab.experiment.tasks.environments import catalogue_of, foreign_of, labels_of, variants_of
 
 __all__ = ["FewTasks", "assignments_of", "own_labels", "task_ids_of"]
 

@@ -7,9 +7,9 @@ import pytest
 import evolution.methods.exploring
 import lab.experiment.judge
 from evolution.envs.tasks import Split
-from lab.experiment.environments import judged_catalogue
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.single_run import play_run
+from lab.experiment.tasks.environments import judged_catalogue
 from lab.experiment.tasks.own_tasks import FewTasks
 from tests.kit.lab.experiment_samples import HEAD, runs, setting, silo
 

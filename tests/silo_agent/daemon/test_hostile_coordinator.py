@@ -82,7 +82,7 @@ def local_work(tmp_path: Any, store: Any, coordinator: Any, **config: Any) -> Lo
     settings = {
         "base_sha256": lambda: bytes(32), "environments": (), "seed": 0, "families": lambda *_: (),
         "evaluate": True, "data_dir": tmp_path / "data", "assignments": lambda: (),
-        "base_model": None, "threads": 1,
+        "base_model": None, "threads": 1, "evolve": {}, "guard": None,
         "options": lambda _m: {}, "held_out_offset": 0, "catalogue": lambda: BUILT_IN,
         "rollout": EngineSpec(), "training": TrainerSpec(), **config,
     }  # fmt: skip

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from lab.experiment.config import load_experiment
-from lab.experiment.environments import catalogue_of
 from lab.experiment.errors import ExperimentFileError
 from lab.experiment.single_run import play_run, versions_of
+from lab.experiment.tasks.environments import catalogue_of
 from lab.report.lines import EvalLine, parse_line
 from tests.kit.lab.experiment_samples import HEAD, runs, setting, silo, write
 
