@@ -196,8 +196,9 @@ def test_what_groups_added_is_their_published_sums_against_the_combined_update(n
         for group, (delta, count) in zip(release.groups, sums, strict=True):
             # The noise is small beside what moved, and so is what is taken off for it.
             projected = mean_of_release(plan, delta, count)[:] @ total / (total @ total)
-            assert abs(group.along.mean - projected) < group.along.standard_error
-            assert group.along.standard_error < abs(group.along.mean)
+            assert abs(group.along.mean - projected) < 3 * group.along.standard_error
+            # Of one that moved as the update did the mean is 1.
+            assert group.along.standard_error < 0.5
     assert {silo.silo_id for silo in report.groups.silos} == set(silo_names(9))
     assert math.fsum(silo.added.mean for silo in report.groups.silos) == pytest.approx(
         report.groups.total.mean
