@@ -79,6 +79,11 @@ def policy_init(
             show_result(output, f"wrote {path} from {plan}: read it before you run the daemon")
             if asked.privacy.mode == "none" and not accept_no_privacy:
                 say("the plan has no noise and stays refused: see accept_no_privacy in the file")
+            if _holds_another_base(data, asked):
+                say(
+                    f"the plan is for base model {asked.model.base}, and this silo holds another: it "
+                    "stays refused until silo.toml names that one"
+                )
         if replaced:
             say("it replaced the one that was there; restart the daemon if it runs")
         if plan is not None:
@@ -209,6 +214,15 @@ def _own_parts(data: Path) -> tuple[str, ...]:
     from silo_agent.machine.machine import own_parts_of
 
     return own_parts_of(SiloConfig.load(data)) if (data / CONFIG_FILE).exists() else ()
+
+
+def _holds_another_base(data: Path, plan: Plan) -> bool:
+    """Whether a silo.toml is there and names a base model that is not the plan's."""
+    from silo_agent.config import CONFIG_FILE, SiloConfig
+
+    if not (data / CONFIG_FILE).exists():
+        return False
+    return SiloConfig.load(data).base_sha256().hex() != plan.model.base_sha256
 
 
 def _absent_environments(config: SiloConfig, plan: Plan) -> list[str]:

@@ -212,6 +212,19 @@ def test_policy_init_from_a_plan_is_a_policy_that_accepts_it(silo: Path, monkeyp
     assert call(monkeypatch, capsys, "policy", "check", plan, "--data", str(silo))[0] == 0
 
 
+def test_policy_init_says_that_the_plan_is_for_another_base(silo: Path, monkeypatch, capsys):
+    """Whose policy would be in order, and every run refused all the same."""
+    plan = silo / "plan.toml"
+    for other in (False, True):
+        if other:
+            plan.write_text(plan.read_text().replace("0" * 64, "ab" * 32))
+        (silo / "policy.toml").unlink()
+        given = ("policy", "init", "--plan", str(plan), "--data", str(silo))
+        code, _, err = call(monkeypatch, capsys, *given)
+        assert code == Exit.OK
+        assert ("this silo holds another" in err) == other
+
+
 def test_policy_check_says_what_is_shown_and_not_capped(silo: Path, monkeypatch, capsys):
     policy, plan = silo / "policy.toml", str(silo / "plan.toml")
 
