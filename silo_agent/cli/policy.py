@@ -81,8 +81,8 @@ def policy_init(
                 say("the plan has no noise and stays refused: see accept_no_privacy in the file")
             if _holds_another_base(data, asked):
                 say(
-                    f"the plan is for base model {asked.model.base}, and this silo holds another: it "
-                    "stays refused until silo.toml names that one"
+                    f"the plan is for base model {asked.model.base}, and this silo holds another: "
+                    "it stays refused until silo.toml names that one"
                 )
         if replaced:
             say("it replaced the one that was there; restart the daemon if it runs")
