@@ -67,7 +67,9 @@ class MergedWeights:
         """Merge them."""
         if self._base is None:
             self._base = self._linear.weight.detach().clone()
-        self._linear.weight.copy_(self._base + (scale * (B @ A)).to(self._base))
+        # In place: what many layers leave free for a moment lies between copies that stay.
+        product = (B @ A).mul_(scale)
+        torch.add(self._base, product, out=self._linear.weight)
 
     def clear(self) -> None:
         """Back to the base's weights."""

@@ -99,6 +99,8 @@ class HfEngine(RolloutEngine):
         self.chat = ChatFormat.from_tokenizer(load_tokenizer(base_dir))
         self.context_limit = int(self._model.config.max_position_embeddings)
         self.adapter_version = ""
+        # What reading the weights took lies between them, too small for what comes now.
+        give_back()
 
     @torch.no_grad()
     def load_adapter(self, version: str, tensors: Mapping[str, np.ndarray]) -> None:

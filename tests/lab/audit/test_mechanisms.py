@@ -104,6 +104,11 @@ def test_independent_noise_holds_and_noise_used_twice_does_not():
     assert not audit_independence(np.zeros((3, 50))).holds
 
 
+def test_the_bound_on_correlation_is_that_of_one_pair_or_wider_for_many():
+    assert audit_independence(noise(steps=2)).claimed == pytest.approx(5 / 2000**0.5)
+    assert audit_independence(noise(steps=100)).claimed == pytest.approx(6.46 / 2000**0.5, rel=1e-2)
+
+
 def test_noise_must_be_there_in_every_coordinate():
     vectors = noise()
     assert all(result.holds for result in audit_presence(vectors, sigma=1.0))
