@@ -256,7 +256,8 @@ def watch(
     A run that is queued or paused is watched too. Ends with the run: exit code 0 if it finished, 1
     if it failed or was aborted. A coordinator that restarts is waited for, one that never answered
     is not. Success is shown with the standard error of its noise, or as below noise; JSON has the
-    ratio as it was summed, its standard_error and below_noise.
+    ratio as it was summed, its standard_error and below_noise, and collapse: null, or the rounds
+    between which the agent's success fell for good.
     """
     with answering(Format.JSON if output is Stream.JSON else Format.TEXT):
         last = _watch(data, run_id, output)
@@ -439,9 +440,10 @@ def _watch(data: Path, run_id: str, output: Stream) -> dict[str, Any]:
                 # It changes with an attempt; who is away now is asked at the next one.
                 with contextlib.suppress(grpc.RpcError):
                     out = sitting_out(data)
+            panel.show(status, out if status.run.state in {"running", "pausing"} else ())
+            last["collapse"] = panel.collapse
             if output is Stream.JSONL:
                 write(sys.stdout, json.dumps(last, allow_nan=False) + "\n")
-            panel.show(status, out if status.run.state in {"running", "pausing"} else ())
     if output is not Stream.JSONL:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         show_result(Format(output.value), *panel.end(width))

@@ -177,6 +177,20 @@ class Panel:
         alarm = _alarm(self._collapse, self._last.run)
         return _view_lines(self._last, self._shown(), time.time(), width or _WIDE, alarm)
 
+    @property
+    def collapse(self) -> dict[str, Any] | None:
+        """The collapse that was found, with what stands in the live view, as JSON's types."""
+        found = self._collapse
+        if found is None:
+            return None
+        return {
+            "round": found.round,
+            "success": found.success._asdict(),
+            "best_round": found.best_round,
+            "best": found.best._asdict(),
+            "back_to_round": found.good_round - 1,
+        }
+
     def _shown(self) -> dict[str, list[Estimate]]:
         """Success by family; where no sum tells one, that it is not reported."""
         return self._curves or ({"": self._means} if self._means else {})

@@ -297,11 +297,19 @@ def test_a_collapse_is_said_once_in_one_line_and_stands_in_the_view():
     with made:
         made.show(status(finished=[done(1, shop=0.4), done(2, shop=0.01)]))
         assert "fell" not in out.getvalue()
+        assert made.collapse is None
         made.show(status(finished=[done(3, shop=0.01)]))
         made.show(status(finished=[done(4, shop=0.01)]))
     assert out.getvalue().count("success fell") == 1
     assert PAUSE in out.getvalue().splitlines()
     assert any(line.startswith(FELL.replace("round 3", "round 4")) for line in made.end())
+    assert json.loads(json.dumps(made.collapse)) == {
+        "round": 4,
+        "success": {"mean": 0.01, "standard_error": pytest.approx(0.01)},
+        "best_round": 1,
+        "best": {"mean": 0.4, "standard_error": pytest.approx(0.01)},
+        "back_to_round": 0,
+    }
 
     live, _ = panel(terminal=True)
     with live:

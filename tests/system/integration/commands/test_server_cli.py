@@ -96,6 +96,7 @@ def test_watching_streams_json_lines_and_ends_with_the_run(chorale, coordinator)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["run"]["round"] for line in lines] == [0, 1, 2, 3]
     assert lines[-1]["run"]["state"] == "finished"
+    assert {line["collapse"] for line in lines} == {None}
 
 
 def test_a_list_can_be_piped_and_an_empty_one_has_no_line(chorale, coordinator):

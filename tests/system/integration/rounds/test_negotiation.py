@@ -1,8 +1,10 @@
 """Sites negotiate in real processes: one counter-offer is taken, one other sites refuse.
 
+What is taken runs, masked, with an advisor that helps, lies and dies.
+
 A failure: an offer that a site did not opt into, an amended plan that some site's policy refuses
 and that is written all the same, a ledger that moves because of an offer, a run of an amended plan
-that charges what the plan before it would have.
+that charges what the plan before it would have, an advisor that moves what was agreed.
 """
 
 import json
@@ -15,6 +17,7 @@ from federation.plan.read import read_plan
 from silo_agent.books.audit import AUDIT_FILE
 from silo_agent.books.ledger import LEDGER_FILE
 from tests.kit.processes import constant_federation as cf
+from tests.kit.processes.advisor_endpoint import Advisor, said
 
 pytestmark = [pytest.mark.xdist_group("negotiation"), pytest.mark.long]
 
@@ -25,6 +28,16 @@ least_local_epochs = 1
 start_within_s = 10800
 least_epsilon = 0.5
 """
+ADVISED = """
+[selection]
+policy = "advised"
+count = 4
+[selection.ranges]
+ready_deadline_s = [40, 60]
+[selection.advice]
+seconds = 4
+"""
+ROUNDS = 4
 OFFERS = "\n[offers]\nlocal_epochs = true\nstart = true\nepsilon = true\n"
 
 
@@ -44,17 +57,32 @@ def policy(*, epsilon=None, epochs=None, schedule="", offers=OFFERS):
 
 
 def plan_toml():
-    text = cf.plan_toml(rounds=2, mode="silo", noise=4.0, epsilon_cap=1e6, extra=RANGES)
+    text = cf.plan_toml(
+        rounds=ROUNDS, mode="silo", noise=4.0, epsilon_cap=1e6, extra=RANGES + ADVISED
+    )
     text = text.replace("quorum = 3", "quorum = 4")
     return text.replace("episodes_per_round = 64", "episodes_per_round = 64\nlocal_epochs = 3")
 
 
 @pytest.fixture(scope="module")
-def loopback(tmp_path_factory):
+def advisor():
+    ways = {
+        1: said(count=4, ready_deadline_s=45),
+        2: said(count=4, local_epochs=3, reason="the sites meant three"),
+    }
+    return Advisor(ways, otherwise=said(count=4))
+
+
+@pytest.fixture(scope="module")
+def loopback(tmp_path_factory, advisor):
     """Four sites, each with limits of its own; two of them are below what the plan asks for."""
-    environment = {"CHORALE_WITHOUT_PREFLIGHT": "0", "CHORALE_AWAIT_SILOS": "0"}
+    directory = tmp_path_factory.mktemp("negotiation")
+    environment = advisor.environment(directory) | {
+        "CHORALE_WITHOUT_PREFLIGHT": "0",
+        "CHORALE_AWAIT_SILOS": "0",
+    }
     epsilon = run_epsilon(read_plan(plan_toml().encode()))
-    with cf.federation(tmp_path_factory.mktemp("negotiation"), environment=environment) as made:
+    with cf.federation(directory / "federation", environment=environment) as made:
         cf.configure(made, B, policy=policy(schedule=hours(-60, 60)))
         cf.configure(made, C, policy=policy(epsilon=epsilon - 0.3))
         cf.configure(made, D, policy=policy(epochs=2))
@@ -83,7 +111,9 @@ def noted(directory, event):
     return [line["details"] for line in lines if line["event"] == event]
 
 
-def test_counter_offers_are_taken_where_all_accept_and_refused_where_one_does_not(loopback):
+def test_counter_offers_are_taken_where_all_accept_and_refused_where_one_does_not(
+    loopback, advisor
+):
     plan, adapter = cf.write_run(loopback, plan_toml())
     before, out = ledgers(loopback), loopback.directory / "amended.toml"
     # As it is the plan is refused, and the sites say under which terms it would not be.
@@ -111,9 +141,23 @@ def test_counter_offers_are_taken_where_all_accept_and_refused_where_one_does_no
 
     # The amended plan is a plan like any other, and each site is charged for its noise.
     run = loopback.start_run(out, adapter, token="first")
-    last, rounds = cf.watch_to_end(loopback, run)
+    rounds, last = [], None
+    for last in loopback.watch(run):
+        rounds += last.get("finished", ())
+        if any(int(one["round"]) == 2 for one in last.get("finished", ())):
+            advisor.die()
     assert last["run"]["state"] == "finished", last
-    assert [one["survivors"] for one in rounds] == [list(cf.SILOS)] * 2
+    assert [one["survivors"] for one in rounds] == [list(cf.SILOS)] * ROUNDS
+    # What the advisor may not say is refused, and what it does not say is what was agreed.
+    helped, lied, _, gone = (one["chosen_why"] for one in rounds)
+    assert helped.startswith("advised:")
+    assert lied.startswith("no advice (refused: local_epochs")
+    assert gone.startswith("no advice (endpoint: unreachable)")
+    for number, deadline_s in ((1, 45), (4, 60)):
+        told = cf.asks(loopback, "audit", "explain", run, str(number))[1]["data"]
+        assert told["replay_equal"] is True
+        assert told["choice"]["local_epochs"] is None
+        assert told["choice"]["ready_deadline_s"] == deadline_s
     noise = amended.privacy.noise_multiplier
     ledger = (loopback.silo_dir(A) / LEDGER_FILE).read_bytes()
     assert noise > 4.0
