@@ -43,6 +43,10 @@ class Silo(WorkingSilo):
     def files(self):
         return sorted((self.config.data_dir / "results").glob("*"))
 
+    def kept(self):
+        """Without those that are still being written."""
+        return [path for path in self.files() if path.suffix != ".partial"]
+
     def stop(self):
         self.work.close()
         self.ledger.close()
@@ -124,7 +128,7 @@ def test_after_a_restart_it_is_ready_no_sooner_than_work_that_is_done_again(silo
     plan = PLAN.model_copy(update={"rounds": padded})
     one = silo(pace=Pace())
     one.ask(plan)
-    until(one.files, "the work is on disk")
+    until(one.kept, "the work is on disk")
     # Stopped before it was ready: it has said nothing.
     one.stop()
     assert one.reports.calls == []
@@ -377,7 +381,7 @@ def over_while_it_waits(silo):
     padded = PLAN.rounds.model_copy(update={"ready_after_s": 600, "ready_deadline_s": 900})
     one = silo(pace=Pace())
     one.ask(PLAN.model_copy(update={"rounds": padded}))
-    until(one.files, "the work is done")
+    until(one.kept, "the work is done")
     one.work.runs_over(frozenset({"run-1"}))
     return one
 
