@@ -51,6 +51,9 @@ RECORD_MODES: Final = frozenset({Mode.RECORD_LOCAL, Mode.RECORD_DISTRIBUTED})
 ADJACENCY: Final = "zero-out adjacency"
 """Said beside every ε: a unit's contribution is there, or is the null one."""
 
+DEFAULT_BACKEND: Final = "fixed"
+"""Of the gradients of single units (``dp/steps/backends.py``), where a silo chooses none."""
+
 DELTA_GRID: Final = 1 << 20
 """Δ of a delta that carries its own noise already: it only has to be fine."""
 

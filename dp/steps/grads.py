@@ -12,8 +12,9 @@ Invariants:
 
 1. A unit's vector is a function of the model and of that unit's rows. ``LoopBackend`` computes one
    unit at a time, no more than 16 of its rows at once: no other unit can change a bit.
-   ``HooksBackend`` and ``FunctorchBackend`` compute several rows at once; there a neighbour may
-   change the last bits of a float32, which is why the loop is the default.
+   ``HooksBackend`` and ``FunctorchBackend`` compute several rows at once, in batches of whatever
+   shape comes: there a neighbour may change the last bits of a float32. The default,
+   ``dp.steps.fixed``, has fixed shapes and tests that nobody's bits change in them.
 2. A loss gives a sum and a count per row. One number for a batch is refused, and so is a model that
    ties rows together: batch norm and dropout in training mode by inspection, anything else because
    a row's gradient is compared alone and beside another row when a backend is made. The rows of
@@ -23,6 +24,7 @@ Invariants:
 
     backend     rows at once    parameters                        several rows share
     loop        of one unit     any                               nothing
+    fixed       a chunk         as hooks, else as loop            shapes, which are tested
     hooks       a chunk         weights of ``torch.nn.Linear``     a batched matrix product
     functorch   a chunk         any                               a vectorised backward
 
@@ -49,12 +51,12 @@ from torch.func import functional_call, grad, vmap
 from dp.errors import CouplingError, SpecError
 
 __all__ = [
-    "BACKENDS",
     "FunctorchBackend",
     "GradientBackend",
     "HooksBackend",
     "LoopBackend",
     "RowLoss",
+    "Vector",
 ]
 
 RowT = TypeVar("RowT")
@@ -93,7 +95,7 @@ class RowLoss(Protocol[RowT_contra]):
         """Tokens of a row; rows of equal length need no padding."""
 
     def collate(self, rows: Sequence[RowT_contra]) -> tuple[torch.Tensor, ...]:
-        """Tensors with one entry per row in their first dimension, padded to the longest row."""
+        """Tensors of rows × tokens; zeros pad a row on the right, and are no token of it."""
 
     def sums(
         self, model: Callable[..., Any], *batch: torch.Tensor
@@ -150,6 +152,14 @@ class GradientBackend(ABC, Generic[RowT]):
     @abstractmethod
     def unit_gradients(self, units: Sequence[Sequence[RowT]]) -> Iterator[Vector]:
         """Yield −∇ℓ_u for every unit, in the order given; each array is the caller's to keep."""
+
+    @property
+    def one_by_one(self) -> str:
+        """What is computed one unit at a time without having been asked for, and why; or empty."""
+        return ""
+
+    def renew(self) -> None:  # most backends find nothing out as they go
+        """Find out again whatever was found out about libraries and machine on the way."""
 
     def _sums(
         self, model: Callable[..., Any], batch: Sequence[torch.Tensor], rows: int
@@ -226,8 +236,8 @@ class _ChunkedBackend(GradientBackend[RowT]):
     """Rows of several units at once; the sums over a unit's rows are formed afterwards."""
 
     @abstractmethod
-    def _row_gradients(self, rows: Sequence[RowT]) -> tuple[torch.Tensor, list[int]]:
-        """−∇ of each row's sum, one row of the matrix each, and the counts."""
+    def row_gradients(self, batch: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+        """−∇ of the sum of each collated row, one row of the matrix each, and the counts."""
 
     def unit_gradients(self, units: Sequence[Sequence[RowT]]) -> Iterator[Vector]:
         """Yield −∇ℓ_u for every unit."""
@@ -236,7 +246,7 @@ class _ChunkedBackend(GradientBackend[RowT]):
         listed = [(index, row) for index, rows in enumerate(units) for row in rows]
         most_rows = max(1, _CHUNK_COORDINATES // self.dimension)
         for chunk in _chunks(listed, lambda one: self._loss.length(one[1]), most_rows=most_rows):
-            matrix, counts = self._row_gradients([row for _, row in chunk])
+            matrix, counts = self.row_gradients(self._loss.collate([row for _, row in chunk]))
             gradients = matrix.detach().numpy()
             for (index, _), gradient, count in zip(chunk, gradients, counts, strict=True):
                 while current < index:
@@ -288,26 +298,28 @@ class HooksBackend(_ChunkedBackend[RowT]):
             model=model, parameters=parameters, loss=loss, probe=probe, divisor=divisor
         )
 
-    def _row_gradients(self, rows: Sequence[RowT]) -> tuple[torch.Tensor, list[int]]:
-        matrix = torch.zeros(len(rows), self.dimension)
+    def row_gradients(self, batch: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+        """−∇ of the sum of each collated row, and the counts."""
+        rows = len(batch[0])
+        matrix = torch.zeros(rows, self.dimension)
 
         def watch(part: slice) -> Callable[[torch.nn.Module, tuple[Any, ...], torch.Tensor], None]:
             def on_forward(
                 _layer: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor
             ) -> None:
                 x = inputs[0].detach()
-                if len(x) != len(rows):
+                if len(x) != rows:
                     raise CouplingError("a layer does not keep the rows of a batch apart")
 
                 def on_backward(by_output: torch.Tensor) -> None:
-                    by_y_BTO = by_output.float().reshape(len(rows), -1, by_output.shape[-1])
-                    x_BTI = x.float().reshape(len(rows), -1, x.shape[-1])
+                    by_y_BTO = by_output.float().reshape(rows, -1, by_output.shape[-1])
+                    x_BTI = x.float().reshape(rows, -1, x.shape[-1])
                     # With the short side of a factor first, the product is five times as fast.
                     if by_y_BTO.shape[-1] <= x_BTI.shape[-1]:
                         per_row_BOI = torch.bmm(by_y_BTO.mT, x_BTI)
                     else:
                         per_row_BOI = torch.bmm(x_BTI.mT, by_y_BTO).mT
-                    matrix[:, part] += per_row_BOI.reshape(len(rows), -1)
+                    matrix[:, part] += per_row_BOI.reshape(rows, -1)
 
                 # With every parameter frozen, the first layers are where the graph begins.
                 output.requires_grad_()
@@ -324,7 +336,7 @@ class HooksBackend(_ChunkedBackend[RowT]):
             # Frozen weights: backward reaches every output and forms no sum over the batch.
             for parameter in trained:
                 parameter.requires_grad = False
-            sums_B, counts_B = self._sums(self._model, self._loss.collate(rows), len(rows))
+            sums_B, counts_B = self._sums(self._model, batch, rows)
         finally:
             for handle in handles:
                 handle.remove()
@@ -368,8 +380,8 @@ class FunctorchBackend(_ChunkedBackend[RowT]):
             model=model, parameters=parameters, loss=loss, probe=probe, divisor=divisor
         )
 
-    def _row_gradients(self, rows: Sequence[RowT]) -> tuple[torch.Tensor, list[int]]:
-        batch = self._loss.collate(rows)
+    def row_gradients(self, batch: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+        """−∇ of the sum of each collated row, and the counts."""
 
         def one_row(
             values: dict[str, torch.Tensor], *row: torch.Tensor
@@ -390,16 +402,8 @@ class FunctorchBackend(_ChunkedBackend[RowT]):
             per_row, counts_B = vmap(
                 grad(one_row, has_aux=True), in_dims=(None, *(0 for _ in batch))
             )(values, *batch)
-        flat = [per_row[name].reshape(len(rows), -1) for name in self._names]
+        flat = [per_row[name].reshape(len(batch[0]), -1) for name in self._names]
         return torch.cat(flat, dim=1), counts_B.tolist()
-
-
-BACKENDS: Final[Mapping[str, type[GradientBackend[Any]]]] = {
-    "loop": LoopBackend,
-    "hooks": HooksBackend,
-    "functorch": FunctorchBackend,
-}
-"""By the name that a silo's configuration uses."""
 
 
 def _require_no_batch_state(model: torch.nn.Module) -> None:

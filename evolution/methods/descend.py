@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import structlog
 
 from dp.config import PrivacySpec
 from dp.errors import PrivacyError
@@ -33,7 +34,9 @@ from ops.tracing.spans import spanned
 if TYPE_CHECKING:
     from dp.steps.grads import GradientBackend
 
-__all__ = ["Descent", "descend", "knowing", "require_descent"]
+__all__ = ["Descent", "descend", "knowing", "require_descent", "tell_one_by_one"]
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +46,7 @@ class Descent:
     objective: Part
     """The recipe's."""
     backend: str
-    """A key of ``dp.steps.grads.BACKENDS``."""
+    """A key of ``dp.steps.backends.BACKENDS``."""
     divisor: float | None = None
     """What a unit's terms are divided by; None for its own tokens."""
     temperature: float = 1.0
@@ -74,9 +77,18 @@ def require_descent(trainer: Trainer, work: Work, spec: PrivacySpec, descent: De
     names = sorted(work.trainable)
     require_steps(spec, sum(work.adapter[name].size for name in names))
     try:
-        descent.gradients(trainer, names)
+        descent.gradients(trainer, names).renew()
     except PrivacyError as error:
         raise EvolverSetupError(f"this model has no gradient per unit: {error}") from error
+
+
+def tell_one_by_one(backend: GradientBackend[Row]) -> None:
+    """Log that units are computed one at a time though that was not asked for.
+
+    Not which ones: how long tries are is of the data.
+    """
+    if backend.one_by_one:
+        _log.warning("gradients_one_by_one")
 
 
 def knowing(
@@ -141,6 +153,7 @@ def descend(
         learning_rate=work.settings.learning_rate,
         value_learning_rate=value_learning_rate_of(descent.objective),
     )
+    tell_one_by_one(backend)
     return {
         "null_units": float(step.null_units),
         "optimiser_steps": float(steps),

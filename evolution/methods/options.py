@@ -14,7 +14,8 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import Field
 
-from dp.steps.grads import BACKENDS
+from dp.config import DEFAULT_BACKEND
+from dp.steps.backends import BACKENDS
 from evolution.errors import EvolverSetupError
 from evolution.methods.evolver import EvolverSetup
 from evolution.methods.protection import protected, require_setup_apart
@@ -22,7 +23,7 @@ from evolution.methods.protection import protected, require_setup_apart
 __all__ = ["PersonalKind", "RecipeOptions"]
 
 PersonalKind = Literal["off", "ditto", "finetune", "fedsa"]
-BackendName = Literal["loop", "hooks", "functorch"]
+BackendName = Literal["fixed", "loop", "hooks", "functorch"]
 _KINDS: tuple[PersonalKind, ...] = ("off", "ditto", "finetune", "fedsa")
 _TRAINED_APART = ("ditto", "finetune")
 
@@ -49,9 +50,10 @@ class RecipeOptions:
     principle_capacity: Count | None = 64
     """Most principles kept of one environment and one subject, where the plan's play keeps some;
     their age is that of the memory."""
-    gradient_backend: BackendName = "loop"
+    gradient_backend: BackendName = DEFAULT_BACKEND
     """How gradients of single units are computed where units are protected; all give the same to
-    rounding (``dp/steps/grads.py``)."""
+    rounding, and in ``fixed`` and ``loop`` not a bit depends on other units
+    (``dp/steps/fixed.py``)."""
     play: str | None = None
     """The name of a play of the silo's own, with its options as they are, in the place of ``once``,
     if the plan's ``local_parts`` allows one."""

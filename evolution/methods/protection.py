@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 _FULL_PRECISION = "float32"
+_BIT_FOR_BIT = ("fixed", "loop")
+"""Backends in which a unit's gradient does not depend on other units by a bit."""
 
 
 def protected(spec: PrivacySpec | None) -> PrivacySpec | None:
@@ -64,10 +66,11 @@ def require_setup_apart(setup: EvolverSetup, *, backend: str) -> None:
                 f"{name} lets one task push out another's {what}, so no task would be a unit of "
                 f"its own: set {name}_per_task"
             )
-    if setup.dtype != _FULL_PRECISION and backend != "loop":
+    if setup.dtype != _FULL_PRECISION and backend not in _BIT_FOR_BIT:
         raise EvolverSetupError(
             f"gradient_backend {backend!r} computes several units at once, and in {setup.dtype} a "
-            "neighbour changes a unit's gradient by far more than a rounding of float32: use 'loop'"
+            "neighbour changes a unit's gradient by far more than a rounding of float32: use "
+            "'fixed'"
         )
 
 

@@ -70,7 +70,7 @@ from evolution.errors import (
     UnknownEnvironmentError,
 )
 from evolution.methods.chosen import parts_of
-from evolution.methods.descend import Descent, descend, knowing, require_descent
+from evolution.methods.descend import Descent, descend, knowing, require_descent, tell_one_by_one
 from evolution.methods.evolver import (
     Evaluation,
     EvaluationRow,
@@ -252,13 +252,16 @@ class RecipeEvolver(Evolver):
         self._trainer.reset(work.adapter)
         population = self._population(work, work.spec)
         descent = self._descent(work.settings)
-        return unit_sum(
+        backend = descent.gradients(self._trainer, work.names, progress=work.progress)
+        total = unit_sum(
             population.units,
             population.rows_of if work.settings.learn else {},
             spec=work.spec,
             dimension=sum(work.adapter[name].size for name in work.names),
-            backend=descent.gradients(self._trainer, work.names, progress=work.progress),
+            backend=backend,
         )
+        tell_one_by_one(backend)
+        return total
 
     def evaluate(self, work: Evaluation) -> list[EvaluationRow]:
         """Judge an adapter on held-out tasks: one row per environment, label and temperature.

@@ -37,7 +37,8 @@ import numpy as np
 import structlog
 import torch
 
-from dp.steps.grads import BACKENDS, GradientBackend
+from dp.steps.backends import BACKENDS
+from dp.steps.grads import GradientBackend
 from evolution.errors import EvolverSetupError
 from evolution.model.allocator import give_back
 from evolution.model.causal_lm import load_base

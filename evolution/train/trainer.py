@@ -191,7 +191,7 @@ class Trainer(ABC):
         """Per-unit gradients by these factors, at whatever values they have when asked.
 
         The names are in the order of the flat vector; ``backend`` is a key of
-        ``dp.steps.grads.BACKENDS``. A unit's terms are divided by its own tokens, or by
+        ``dp.steps.backends.BACKENDS``. A unit's terms are divided by its own tokens, or by
         ``divisor``; what the objective sees is at the temperature, and its training has come as far
         as ``progress`` says until ``descend`` takes steps. What is returned is good until another
         backend, or ``train``, chooses other factors.

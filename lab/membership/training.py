@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from dp.accounting.charge import training_charges
 from dp.accounting.compose import epsilon_of
-from dp.config import Mode, PrivacySpec, RecordSpec
+from dp.config import DEFAULT_BACKEND, Mode, PrivacySpec, RecordSpec
 from dp.ledger.ledger import Ledger
 from dp.steps.sgd import DpStep
 from dp.steps.units import group_by_unit
@@ -47,7 +47,7 @@ Adapter = dict[str, npt.NDArray[np.float32]]
 
 _DELTA = 1e-5
 _GRID = 1 << 18
-BACKEND = "hooks"
+BACKEND = DEFAULT_BACKEND
 """Of the gradients, in training and in the attack."""
 
 

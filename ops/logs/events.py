@@ -202,6 +202,7 @@ _SILO: Final = {
     "play_failed": ("error",),
     "not_said": ("error",),
     "gradients_failed": ("contributes",),
+    "gradients_one_by_one": (),
     "guard_failed": ("run", "round", "reason"),
     "guard_not_served": ("reason",),
     "guard_vetoes": ("run", "adapter"),

@@ -9,7 +9,8 @@ gradient of one row that is as long as it can be; the rest is counting:
               the plan takes, every answer ``max_new_tokens`` long, as long as an episode may be
     step      the rows of B_max units, each with as many as a unit may have, each of
               ``max_sequence_tokens`` tokens or the model's context, and the step's noise
-    round     explore, and in ``record_local`` its steps
+    tests     of every shape that a pass may have (``dp/steps/fixed.py``), as long as of the longest
+    round     explore, the tests, and in ``record_local`` its steps
 
 A plan should say the worst case divided by what is left beside ``UNIT_SHARE``: so much a single
 task's environment may take, all its tries together, before it is dropped.
@@ -34,11 +35,12 @@ from typing import Final
 
 import numpy as np
 
-from dp.config import RECORD_MODES, Mode, RecordSpec
+from dp.config import DEFAULT_BACKEND, RECORD_MODES, Mode, RecordSpec
 from dp.noise.grid import Grid
 from dp.noise.share import add_noise
 from dp.noise.source import NoiseSource
 from dp.noise.unit_sum import UnitSum
+from dp.steps.fixed import FixedBackend, passes_up_to
 from evolution.envs.environment import Environment, Info
 from evolution.errors import EvolverSetupError
 from evolution.methods.evolver import EvolveSettings
@@ -119,9 +121,11 @@ def worst_case(config: SiloConfig, plan: Plan) -> WorstCase:
     )
     explore_s, context = _explore_s(config, config.base_model, plan, adapter)
     rows = rows_of_step(plan, spec.record)
-    step_s = _step_s(config, config.base_model, plan, adapter, rows=rows, context=context)
+    step_s, tests_s = _step_s(config, config.base_model, plan, adapter, rows=rows, context=context)
     local = spec.mode is Mode.RECORD_LOCAL
-    round_s = explore_s + (spec.record.steps_per_round * step_s if local else 0.0)
+    round_s = explore_s + (spec.record.steps_per_round * step_s + tests_s if local else 0.0)
+    # A step of many silos may be the first that needs any of the shapes.
+    step_s += 0.0 if local else tests_s
     return WorstCase(
         explore_s=explore_s,
         step_s=step_s,
@@ -235,8 +239,10 @@ def _step_s(
     *,
     rows: int,
     context: int,
-) -> float:
-    """Seconds of one step: the gradient of the longest row, measured, times the rows; noise."""
+) -> tuple[float, float]:
+    """Seconds of one step, the gradient of the longest row, measured, times the rows, and noise;
+    and of all tests of shapes.
+    """  # noqa: D205  # one sentence
     spec, chosen = plan.spec, plan.recipe.parts["objective"]
     objective = Part(card=chosen.card, options=chosen.options)
     names = [
@@ -256,22 +262,25 @@ def _step_s(
         backend = trainer.gradients(
             names,
             objective,
-            backend=str(config.options(plan.recipe).get("gradient_backend", "loop")),
+            backend=str(config.options(plan.recipe).get("gradient_backend", DEFAULT_BACKEND)),
         )
-        row = _longest_row(min(plan.evolve.max_sequence_tokens, context), objective.card.needs)
+        tokens = min(plan.evolve.max_sequence_tokens, context)
+        row = _longest_row(tokens, objective.card.needs)
         grid = Grid(clip_l2=spec.clip_l2, steps=spec.grid, dimension=backend.dimension)
         total = UnitSum(grid, max_units=2)
-        began_s = row_s = 0.0
-        # The first pass is slower for what it sets up, and does not count.
+        row_s = tested_s = 0.0
+        # The first pass is slower for what it sets up, and tests its shape.
         for _ in range(2):
+            tested_s = row_s
             began_s = time.monotonic()
             (gradient,) = backend.unit_gradients([[row]])
             total.add(gradient)
             row_s = time.monotonic() - began_s
+    shapes = len(passes_up_to(tokens)) if isinstance(backend, FixedBackend) else 0
     began_s = time.monotonic()
     noise = np.zeros(backend.dimension, dtype=np.uint32)
     add_noise(noise, spec.noise_multiplier * spec.grid, NoiseSource.fresh("worst case"))
-    return rows * row_s + time.monotonic() - began_s
+    return rows * row_s + time.monotonic() - began_s, shapes * tested_s
 
 
 def _longest_row(tokens: int, needs: frozenset[str]) -> Row:

@@ -38,7 +38,7 @@ from typing import Any, Final
 
 import structlog
 
-from dp.config import RECORD_MODES, Mode
+from dp.config import DEFAULT_BACKEND, RECORD_MODES, Mode
 from evolution.methods.evolver import EvolverSetup, EvolveSettings, Work
 from evolution.train.trainer import TrainerSpec
 from federation.adapter.memory import rollout_memory, training_memory
@@ -162,7 +162,11 @@ def choose(
             f"and values fit into {site.where(site.plays_on_gpu)}"
         )
     if Mode(plan.privacy.mode) in RECORD_MODES:
-        notes.append("gradients of single units are computed on the CPU: nothing was fitted there")
+        backend = config.options(plan.recipe).get("gradient_backend", DEFAULT_BACKEND)
+        notes.append(
+            f"gradients of single units are computed on the CPU (gradient_backend {backend}): "
+            "nothing was fitted there"
+        )
         return replace(choice, rollout_batch=batch, notes=tuple(notes))
     trainer, context, said = site.training(fixed)
     notes += said

@@ -26,7 +26,7 @@ def test_every_arm_runs_and_the_last_line_is_the_figures():
     assert finished.returncode == 0, finished.stderr
     figures = json.loads(finished.stdout.splitlines()[-1])
     assert figures["vs_opacus"]["64"] > 0
-    assert set(figures["vs_nondp"]) == {"loop", "hooks", "functorch"}
+    assert set(figures["vs_nondp"]) == {"fixed", "loop", "hooks", "functorch"}
     assert figures["fastest_opacus"]["64"].startswith("opacus/")
     assert figures["noise_s"] > 0
     for arm in ("plain", "opacus/hooks", "opacus/ghost"):

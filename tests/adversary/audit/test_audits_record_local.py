@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dp.steps import fixed
+from dp.steps.grads import HooksBackend
 from evolution.parts.credits.group_relative import reinforced
 from lab.audit.gaussian import audit_gaussian
 from tests.adversary.audit import catalogue
@@ -52,5 +54,23 @@ def test_a_credit_over_all_groups_tells_more_than_is_claimed(tmp_path):
         ]
 
     present, absent = GroupSteps(tmp_path, z=0.5, releases=600, credited=over_all).seen()
+    found = audit_gaussian(present=present, absent=absent, noise_multiplier=0.5)
+    assert not found.holds
+
+
+def test_a_backend_that_couples_units_tells_more_than_is_claimed(tmp_path, monkeypatch):
+    """Each unit's gradient holds a part of its neighbours': of the canary's, if that is there.
+
+    The backend's own test finds that (``tests/dp/steps/test_fixed.py``); here it is not asked.
+    """
+    honest = HooksBackend.row_gradients
+
+    def coupled(self, batch):
+        matrix, counts = honest(self, batch)
+        return matrix + 0.5 * (matrix.sum(dim=0) - matrix), counts
+
+    monkeypatch.setattr(HooksBackend, "row_gradients", coupled)
+    monkeypatch.setattr(fixed, "_counts_apart", lambda *_: (1, 2, 4, 8, 16))
+    present, absent = GroupSteps(tmp_path, z=0.5, releases=400).seen()
     found = audit_gaussian(present=present, absent=absent, noise_multiplier=0.5)
     assert not found.holds

@@ -14,6 +14,7 @@ UNITS = "dp/steps/units.py"
 GRID = "dp/noise/grid.py"
 UNIT_SUM = "dp/noise/unit_sum.py"
 GRADS = "dp/steps/grads.py"
+FIXED = "dp/steps/fixed.py"
 RESULT = "silo_agent/local_work/result.py"
 SFT = "evolution/train/sft.py"
 RECIPE = "evolution/methods/recipe.py"
@@ -38,6 +39,7 @@ _WORK_TESTS = "tests/silo_agent/local_work/test_work_charge.py::"
 _CONTAINED = "tests/evolution/methods/record/test_contained.py::"
 _UNIT_TIME = "tests/evolution/methods/record/test_time.py::"
 _WORK_TIME = "tests/silo_agent/local_work/test_work_time.py::"
+_FIXED_TESTS = "tests/dp/steps/test_fixed.py::"
 _GRADS_TESTS = "tests/dp/steps/test_grads.py::"
 
 _DRAW = (
@@ -276,6 +278,27 @@ MUTANTS = (
         new="(([first], 0),):\n",
         tests=(
             "tests/dp/steps/test_grads_coupling.py::test_a_loss_that_ties_rows_together_is_refused",
+        ),
+    ),
+    Mutant(
+        name="shapes-believed",
+        disables="the test that rows keep their bits in passes of a shape",
+        file=FIXED,
+        old="_counts_apart(hooks, self._public, rows, tokens)\n",
+        new="tuple(1 << power for power in range(rows.bit_length()))\n",
+        tests=(
+            _FIXED_TESTS + "test_a_model_that_couples_rows_by_a_rounding_is_computed_one_by_one",
+        ),
+    ),
+    Mutant(
+        name="passes-leak",
+        disables="the line between the rows of a pass",
+        file=FIXED,
+        old="count in zip(chunk, matrix.numpy(), said, strict=False):\n",
+        new="count in zip(chunk, (matrix + matrix.mean(dim=0)).numpy(), said, strict=False):\n",
+        tests=(
+            _LOCAL + "test_a_step_of_grpo_tells_of_a_task_group_what_is_claimed",
+            _FIXED_TESTS + "test_not_one_bit_depends_on_other_units_their_order_or_number",
         ),
     ),
     Mutant(

@@ -11,7 +11,7 @@ from opacus.grad_sample import GradSampleModule
 
 from dp.errors import SpecError
 from dp.steps import grads
-from dp.steps.grads import BACKENDS
+from dp.steps.backends import BACKENDS
 from tests.kit.dp import tiny_lm as tiny
 
 UNITS = (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dp.errors import CouplingError
-from dp.steps.grads import BACKENDS
+from dp.steps.backends import BACKENDS
 from tests.kit.dp import tiny_lm as tiny
 
 

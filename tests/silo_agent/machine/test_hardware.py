@@ -33,7 +33,10 @@ def machine(gpu_gib=None, memory_gib=64):
 
 def config(training=None, rollout=None, base="base"):
     return SimpleNamespace(
-        base_model=base, training=training or TrainerSpec(), rollout=rollout or EngineSpec()
+        base_model=base,
+        training=training or TrainerSpec(),
+        rollout=rollout or EngineSpec(),
+        options=lambda _recipe: {},
     )
 
 
@@ -153,7 +156,7 @@ def test_gradients_of_single_units_are_left_alone(mode):
     choice = fit(machine(8), plan=plan, shape=HALF)
     assert choice.trainer == TrainerSpec()
     assert choice.max_sequence_tokens == plan.evolve.max_sequence_tokens
-    assert any("single units" in note for note in choice.notes)
+    assert any("single units" in note and "fixed" in note for note in choice.notes)
 
 
 def test_a_model_of_unknown_shape_and_a_silo_without_one_are_left_alone():

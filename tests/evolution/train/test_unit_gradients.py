@@ -1,0 +1,72 @@
+"""Gradients of single units on real models: in passes of fixed shapes no unit changes another."""
+
+import numpy as np
+import pytest
+import torch
+
+from evolution.part import Part
+from evolution.train.rows import Row
+from evolution.train.sft import SftTrainer
+from tests.kit.evolution import smollm2
+from tests.kit.paths import ROOT
+
+
+def row(seed, tokens, vocabulary):
+    rng = np.random.default_rng([seed, tokens])
+    mask = rng.random(tokens) < 0.4
+    mask[-1] = True
+    return Row(
+        token_ids=rng.integers(3, vocabulary, tokens),
+        mask=mask,
+        weights=np.ones(tokens, dtype=np.float32),
+        logprobs=np.zeros(tokens, dtype=np.float32),
+        name=f"{seed}",
+    )
+
+
+def gradients(base, *, dtype="float32", rank=4):
+    trainer = SftTrainer(base, rank=rank, alpha=8.0, dtype=dtype)
+    adapter = trainer.adapter()
+    rng = np.random.default_rng(0)
+    trainer.reset(
+        {name: (0.05 * rng.standard_normal(a.shape)).astype("f4") for name, a in adapter.items()}
+    )
+    names = sorted(adapter)
+    made = {
+        name: trainer.gradients(names, Part.own("nll"), backend=name) for name in ("fixed", "loop")
+    }
+    return made["fixed"], made["loop"]
+
+
+def stands_apart(base, lengths, **options):
+    fixed, loop = gradients(base, **options)
+    units = [
+        tuple(row(10 * index + place, length, 150) for place in range(1 + index % 3))
+        for index, length in enumerate(lengths)
+    ]
+    together = [vector.tobytes() for vector in fixed.unit_gradients(units)]
+    assert not fixed.one_by_one
+    backwards = [vector.tobytes() for vector in fixed.unit_gradients(units[::-1])]
+    assert backwards[::-1] == together
+    for index, unit in enumerate(units):
+        (alone,) = fixed.unit_gradients([unit])
+        assert alone.tobytes() == together[index]
+        (expected,) = loop.unit_gradients([unit])
+        allowed = 1e-5 if options.get("dtype", "float32") == "float32" else 0.05
+        assert np.linalg.norm(alone - expected) <= allowed * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_on_the_shipped_base(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        stands_apart(ROOT / "lab" / "base_model", [12, 14, 30, 61, 63, 64, 64, 64, 130, 250])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_pretrained_model(tmp_path, dtype):
+    stands_apart(smollm2.base(tmp_path), [30, 31, 62, 64, 64, 120], dtype=dtype)
