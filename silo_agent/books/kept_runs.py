@@ -9,6 +9,7 @@ What grows, and where it ends::
     runs/                ``MAX_RUNS`` runs (``heard_runs.py``)
     rounds.jsonl,        the newest ``MAX_REPORT_BYTES`` of each (``local_store.py``)
     evaluation.jsonl,
+    choice.jsonl,
     guard.jsonl
     spool/               what the aggregation at hand needs (``attempt/unfinished.py``)
     .*.partial           files that a crash left unfinished; deleted here when the daemon starts

@@ -41,6 +41,7 @@ __all__ = [
     "TRAINED_APART",
     "WEIGHTS",
     "Candidate",
+    "CandidateKind",
     "Choice",
     "Choices",
     "Compared",
@@ -73,10 +74,10 @@ class Candidate:
         """For people."""
         if self.kind == "interpolated":
             share = 100 * self.weight
-            return f"{share:g} % of its own adapter and {100 - share:g} % of the shared one"
+            return f"{share:g} % of this silo's own adapter and {100 - share:g} % of the shared one"
         return {
             "shared": "the shared adapter",
-            "own": "its own adapter",
+            "own": "this silo's own adapter",
             "base": "the base model without an adapter",
         }[self.kind]
 
