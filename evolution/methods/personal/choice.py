@@ -104,8 +104,9 @@ def choose(
     Raises:
         AdapterMismatchError: The two adapters are not of the same layers.
     """
+    own_sha256 = identity_of(own)
     # Before a silo has learned anything of its own, what it has is the shared adapter.
-    if identity_of(own) == identity_of(shared):
+    if own_sha256 == identity_of(shared):
         own = shared
     played: dict[str, list[bool | None]] = {}
     solved: dict[Candidate, list[bool | None]] = {}
@@ -132,6 +133,7 @@ def choose(
             for family in sorted(set(members.values()))
         },
         members=dict(members),
+        own_sha256=own_sha256,
     )
 
 

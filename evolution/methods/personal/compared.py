@@ -59,6 +59,7 @@ CandidateKind = Literal["shared", "interpolated", "own", "base"]
 _MAX_TASKS: Final = 1 << 31
 _MAX_NAMES: Final = 1024
 _MAX_NAME_CHARS: Final = 200
+_SHA256_CHARS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,6 +192,8 @@ class Choices:
     """By public family; those without a task to choose by are there too."""
     members: Mapping[str, str]
     """Each environment's family."""
+    own_sha256: str = ""
+    """Of the silo's own adapter in published form, which played; hexadecimal, empty if unknown."""
 
     @property
     def overall(self) -> Choice:
@@ -207,6 +210,7 @@ class Choices:
         return {
             "families": {name: choice.row() for name, choice in self.families.items()},
             "members": dict(self.members),
+            "own_sha256": self.own_sha256,
         }
 
     @classmethod
@@ -221,9 +225,13 @@ class Choices:
             raise ValueError("a choice names its families and its environments")
         if not all(isinstance(one, str) and one in families for one in members.values()):
             raise ValueError("an environment is of a family that nothing was chosen for")
+        own = row.get("own_sha256", "")
+        if not isinstance(own, str) or len(own) > _SHA256_CHARS:
+            raise ValueError("a choice names the silo's own adapter by its SHA-256")
         return cls(
             families={name: Choice.of(choice) for name, choice in families.items()},
             members=dict(members),
+            own_sha256=own,
         )
 
 

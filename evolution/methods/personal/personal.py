@@ -188,10 +188,11 @@ class PersonalAdapter:
             "personal_optimiser_steps": float(report.optimiser_steps),
         }
 
-    def current(self, adapter: Tensors) -> dict[str, np.ndarray]:
+    def current(self, adapter: Tensors, *, through: int | None = None) -> dict[str, np.ndarray]:
         """The adapter that is the silo's own: v_k, φ + δ_k, or the global A with the silo's own B.
 
-        Before the first round, it is the global adapter.
+        Before the first round, it is the global adapter. It is that of the newest round, or of the
+        newest up to ``through``.
 
         Raises:
             EvolverSetupError: The silo keeps none.
@@ -199,7 +200,9 @@ class PersonalAdapter:
         """
         if self._kind == "off":
             raise EvolverSetupError("this silo keeps no personal adapter: set the option personal")
-        return {**adapter, **self._used(adapter, self._store.newest() or {})}
+        store = self._store
+        kept = store.newest() if through is None else store.before(through + 1)
+        return {**adapter, **self._used(adapter, kept or {})}
 
     def _used(self, adapter: Tensors, kept: Tensors) -> Tensors:
         """What is used in the place of the shared adapter's factors, of what the store kept."""

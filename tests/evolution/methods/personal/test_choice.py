@@ -1,6 +1,7 @@
 """The choice between the shared adapter, the silo's own, what lies between, and the base."""
 
 import dataclasses
+import hashlib
 import itertools
 import math
 
@@ -23,6 +24,7 @@ from evolution.methods.personal.compared import (
 )
 from evolution.methods.personal.interpolation import interpolated
 from evolution.model.lora import initial_adapter
+from federation.adapter.encoding import encode_adapter
 from tests.kit.evolution.silos import silos
 
 RANK, ALPHA = 2, 4.0
@@ -184,6 +186,8 @@ def test_what_is_kept_is_what_is_read():
         lambda row: row.pop("members"),
         lambda row: row.update(families=[]),
         lambda row: row["members"].update(coin="nowhere"),
+        lambda row: row.update(own_sha256="0" * 65),
+        lambda row: row.update(own_sha256=None),
         lambda row: row["families"].update({"\x1b[2J": row["families"]["coin"]}),
         lambda row: row["families"]["coin"].pop(),
         lambda row: row["families"]["coin"].reverse(),
@@ -268,6 +272,7 @@ def test_all_candidates_play_the_same_own_tasks_that_are_not_judged(
     assert len(played) == 6 * 12
     assert all(task_id % 2 == 1 for name, task_id in chosen_by if name == "coin")
     assert found.members == {"coin": "coin", "other": "other"}
+    assert found.own_sha256 == hashlib.sha256(encode_adapter(own)).hexdigest()
     assert {one.tasks for family in found.families.values() for one in family.compared} == {6}
     # What is judged, whichever adapter, was not chosen by.
     played.clear()
