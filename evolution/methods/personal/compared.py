@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeGuard
 
 __all__ = [
     "CANDIDATES",
@@ -274,7 +274,7 @@ def _compared(row: Any, candidate: Candidate) -> Compared:
     return found
 
 
-def _is_named(table: Any) -> bool:
+def _is_named(table: Any) -> TypeGuard[dict[str, Any]]:
     return (
         isinstance(table, dict)
         and len(table) <= _MAX_NAMES

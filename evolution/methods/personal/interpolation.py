@@ -88,4 +88,5 @@ def _mean(one: np.ndarray, other: np.ndarray, weight: float) -> np.ndarray:
 
 
 def _scaled(factor: np.ndarray, by: float) -> np.ndarray:
-    return factor * np.float32(by)
+    scaled: np.ndarray = factor * np.float32(by)
+    return scaled
