@@ -84,7 +84,8 @@ def _sides(pair: LoraPair) -> tuple[str, int, int]:
 
 
 def _mean(one: np.ndarray, other: np.ndarray, weight: float) -> np.ndarray:
-    return _scaled(one, 1.0 - weight) + _scaled(other, weight)
+    mean: np.ndarray = _scaled(one, 1.0 - weight) + _scaled(other, weight)
+    return mean
 
 
 def _scaled(factor: np.ndarray, by: float) -> np.ndarray:

@@ -53,7 +53,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evolution.errors import EvolverSetupError
+from evolution.errors import EvolverSetupError, PersonalStoreError
 from evolution.methods.evolver import Work
 from evolution.methods.options import RecipeOptions
 from evolution.methods.personal.compared import TRAINED_APART
@@ -208,7 +208,17 @@ class PersonalAdapter:
         """What is used in the place of the shared adapter's factors, of what the store kept."""
         if self._kind != "residual":
             return kept
-        return {**kept, **{n: adapter[n] + one for n, one in without_head(kept).items()}}
+        part = without_head(kept)
+        if part and _shapes(part) != _shapes(without_head(adapter)):
+            raise PersonalStoreError(
+                "what this silo adds to the shared adapter is of other factors: it is of another "
+                "run, or was changed; delete it to begin again"
+            )
+        return {**kept, **{name: adapter[name] + one for name, one in part.items()}}
+
+
+def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _difference(trained: Tensors, adapter: Tensors) -> dict[str, np.ndarray]:

@@ -244,6 +244,22 @@ def test_the_residual_goes_on_from_its_own_upon_the_newest_shared_adapter(
     assert not same(silo._personal.current(newer), expected)
 
 
+def test_a_part_of_other_factors_is_added_to_nothing(make_silo, adapter, tmp_path):
+    _, without = rounds(make_silo("without"), adapter, 1)
+    silo = make_silo(**RESIDUAL)
+    store = PersonalStore(tmp_path / "silo" / "personal" / "residual")
+    for part in (
+        {name: value[:1] for name, value in adapter.items()},
+        dict(list(adapter.items())[:1]),
+    ):
+        store.write(0, part)
+        with pytest.raises(PersonalStoreError, match="other factors"):
+            silo._personal.current(adapter)
+    second = silo.evolve(work(adapter, 1))
+    assert second.metrics["personal_failed"] == 1.0
+    assert second.delta.keys() == without[0].delta.keys()
+
+
 def test_fedsa_uploads_a_and_keeps_b(make_silo, adapter, tmp_path):
     """FedSA-LoRA, arXiv 2410.01463, §3.2."""
     A, B = factors(adapter, "A"), factors(adapter, "B")
