@@ -21,6 +21,7 @@
     ├── LocalStoreError        the silo's own state on disk cannot be used
     │   └── AuditLogError      its audit log cannot be read or written
     ├── GuardError             an adapter cannot be judged, or not be put where it is served from
+    ├── NothingChosenError     no adapter was chosen that could be exported
     ├── SpentFileError         a file that says what was spent before cannot be used
     └── DiskLimitError         the data directory holds more than the site allows
 
@@ -44,6 +45,7 @@ __all__ = [
     "NoSiloError",
     "NotReadyError",
     "NotServedError",
+    "NothingChosenError",
     "PolicyFileError",
     "PolicyRefusalError",
     "PreflightLateError",
@@ -168,6 +170,10 @@ class AuditLogError(LocalStoreError):
 
 class GuardError(SiloError):
     """An adapter cannot be judged, or not be put where the site serves it from."""
+
+
+class NothingChosenError(SiloError):
+    """This silo has not chosen, of the adapters it may use, one that could be exported."""
 
 
 class SpentFileError(SiloError):

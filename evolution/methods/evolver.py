@@ -33,6 +33,7 @@ from evolution.envs.catalogue import BUILT_IN, Catalogue
 from evolution.envs.tasks import Shard
 from evolution.errors import EvolveError
 from evolution.methods.machines import Machines
+from evolution.methods.personal.compared import Candidate, Choices
 from evolution.rollout.engine import EngineSpec
 from evolution.train.trainer import Schedule, TrainerSpec
 from federation.adapter.target import ALL_LINEAR, Target
@@ -213,6 +214,8 @@ class Evaluation:
     """Decides every draw."""
     personal: bool = False
     """Judge this silo's personal adapter (or the global one with its personal factors) instead."""
+    chosen: Mapping[str, Candidate] = field(default_factory=dict)
+    """Judge in each of these environments what the silo chose for it instead, and nowhere else."""
     environments: tuple[str, ...] = ()
     """Where it is judged, by names of the silo's catalogue; where the method judges when empty."""
 
@@ -322,6 +325,16 @@ class Evolver(ABC):
     @abstractmethod
     def evaluate(self, work: Evaluation) -> list[EvaluationRow]:
         """Judge an adapter on held-out tasks; learns nothing and stores nothing."""
+
+    def choose(self, work: Evaluation) -> Choices | None:  # noqa: ARG002  # of nothing, as a rule
+        """Which adapter to use, by tasks of the silo's own that this evaluation does not judge.
+
+        None where the silo asks for no choice. Learns nothing and stores nothing.
+
+        Raises:
+            EvolveError: The method cannot compare them.
+        """
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Literal, Self, cast, get_args
 
 from pydantic import Field
 
@@ -18,14 +18,13 @@ from dp.config import DEFAULT_BACKEND
 from dp.steps.backends import BACKENDS
 from evolution.errors import EvolverSetupError
 from evolution.methods.evolver import EvolverSetup
+from evolution.methods.personal.compared import TRAINED_APART, PersonalKind
 from evolution.methods.protection import protected, require_setup_apart
 
-__all__ = ["PersonalKind", "RecipeOptions"]
+__all__ = ["RecipeOptions"]
 
-PersonalKind = Literal["off", "ditto", "finetune", "fedsa"]
 BackendName = Literal["fixed", "loop", "hooks", "functorch"]
-_KINDS: tuple[PersonalKind, ...] = ("off", "ditto", "finetune", "fedsa")
-_TRAINED_APART = ("ditto", "finetune")
+_KINDS: tuple[PersonalKind, ...] = get_args(PersonalKind)
 
 Options = Mapping[str, str | int | float]
 Count = Annotated[int, Field(ge=1)]
@@ -64,7 +63,11 @@ class RecipeOptions:
     personal_lambda: Annotated[float, Field(ge=0)] = 0.1
     """Of ``ditto``: λ, how strongly the personal adapter is pulled to the shared one."""
     personal_epochs: Count | None = None
-    """Passes of Ditto and of fine-tuning; the plan's ``epochs`` when absent."""
+    """Passes of ``ditto``, ``finetune`` and ``residual``; the plan's ``epochs`` when absent."""
+    personal_choice: Annotated[int, Field(ge=2)] | None = None
+    """Of each environment so many held-out tasks of the silo's own, none of which is judged, tell
+    after each judged round which adapter to use: the shared one, its own, between, or none
+    (``evolution/methods/personal/compared.py``). Without it nothing is chosen."""
 
     @classmethod
     def of(cls, setup: EvolverSetup) -> Self:
@@ -85,9 +88,14 @@ class RecipeOptions:
         if guarded and kind == "fedsa":
             raise EvolverSetupError(
                 "personal 'fedsa' keeps factors that were trained on the data without noise, and "
-                "what is uploaded would depend on them beyond what is charged: use 'ditto'"
+                "what is uploaded would depend on them beyond what is charged: use 'residual' or "
+                "'ditto'"
             )
-        for name, kinds in (("personal_lambda", ("ditto",)), ("personal_epochs", _TRAINED_APART)):
+        for name, kinds in (
+            ("personal_lambda", ("ditto",)),
+            ("personal_epochs", TRAINED_APART),
+            ("personal_choice", TRAINED_APART),
+        ):
             if name in options and kind not in kinds:
                 raise EvolverSetupError(f"{name} has no effect with personal {kind!r}")
         for part in ("play", "gate"):
@@ -106,6 +114,7 @@ class RecipeOptions:
             personal=kind,
             personal_lambda=_lambda(options) if kind == "ditto" else 0.0,
             personal_epochs=_count(options, "personal_epochs"),
+            personal_choice=_count(options, "personal_choice", least=2),
         )
 
 
@@ -125,12 +134,12 @@ def _one_of(options: Options, name: str, known: tuple[str, ...]) -> str:
     return str(value)
 
 
-def _count(options: Options, name: str) -> int | None:
+def _count(options: Options, name: str, *, least: int = 1) -> int | None:
     value = options.get(name, getattr(RecipeOptions, name))
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise EvolverSetupError(f"{name} is a whole number from 1, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise EvolverSetupError(f"{name} is a whole number from {least}, not {value!r}")
     return value
 
 

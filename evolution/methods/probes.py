@@ -2,19 +2,26 @@
 
 Only a gate whose card says that it reads the silo gets any.
 
-Covered: the plan's temperature, a stream of the round's own. Not covered: which tasks they are
-(``evolution/methods/personal/choice.py``).
+The tasks are the last of the silo's own part of the training split that were never explored and
+have no demonstration: they are disjoint from what was learned from, and, being of another split,
+from the held-out tasks.
+
+Covered: which tasks, the plan's temperature, a stream of the round's own. Not covered: a silo that
+explored all of its tasks, which has none left.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from evolution.envs.catalogue import Catalogue
+from evolution.envs.environment import Environment
+from evolution.envs.tasks import Split
 from evolution.errors import PartError
-from evolution.methods.evolver import Work
+from evolution.methods.evolver import Assignment, Work
 from evolution.methods.personal.personal import identity_of
 from evolution.methods.streams import Stream, round_seed
 from evolution.parts.seam import Adapter
@@ -22,7 +29,7 @@ from evolution.rollout.engine import RolloutEngine
 from evolution.rollout.episodes import run_episodes
 from evolution.trajectory import Task
 
-__all__ = ["MOST_PROBES", "NO_PROBES", "SiloProbes"]
+__all__ = ["MOST_PROBES", "NO_PROBES", "SiloProbes", "validation_tasks"]
 
 MOST_PROBES: Final = 32
 """Of one environment."""
@@ -71,3 +78,28 @@ class NoProbes:
 
 
 NO_PROBES: Final = NoProbes()
+
+
+def validation_tasks(
+    assignments: Sequence[Assignment],
+    environments: Mapping[str, Environment],
+    *,
+    known: Collection[tuple[str, int]],
+    count: int,
+) -> list[Task]:
+    """At most ``count`` tasks per environment that nobody learned from.
+
+    Environment after environment, from the end of each training split, without those that are
+    ``known``: environment and id of every task that was explored or demonstrated.
+    """
+    tasks: list[Task] = []
+    for assignment in assignments:
+        name = assignment.environment
+        environment = environments[name]
+        ids = environment.task_ids(Split.TRAIN, shard=assignment.shard)
+        unseen = (i for i in reversed(ids) if (name, i) not in known)
+        tasks += [
+            Task(environment=name, task_id=i, subject=environment.task_subject(i))
+            for i in islice(unseen, count)
+        ]
+    return tasks

@@ -60,6 +60,7 @@ from dp.config import Mode, PrivacySpec
 from dp.noise.unit_sum import UnitSum
 from dp.steps.sgd import unit_sum
 from dp.steps.units import UnitId
+from evolution.envs.tasks import Split
 from evolution.errors import (
     EnvironmentPluginError,
     EnvironmentSetupError,
@@ -86,7 +87,8 @@ from evolution.methods.held_out import judge
 from evolution.methods.machines import make_machines
 from evolution.methods.noted import open_run_principles
 from evolution.methods.options import RecipeOptions
-from evolution.methods.personal.choice import Choice, choose, validation_tasks
+from evolution.methods.personal.choice import choose, tasks_to_choose_by, tensors_of, version_of
+from evolution.methods.personal.compared import Choices
 from evolution.methods.personal.own_head import OwnHead
 from evolution.methods.personal.personal import PersonalAdapter, identity_of
 from evolution.methods.playing import Played
@@ -95,7 +97,7 @@ from evolution.methods.population import (
     UnitMemory,
     open_run_memory,
 )
-from evolution.methods.probes import MOST_PROBES, NO_PROBES, SiloProbes
+from evolution.methods.probes import MOST_PROBES, NO_PROBES, SiloProbes, validation_tasks
 from evolution.methods.protection import (
     protected,
     require_apart,
@@ -270,39 +272,61 @@ class RecipeEvolver(Evolver):
             EvolverSetupError: The personal adapter is to be judged, and the silo keeps none.
             PersonalStoreError: It cannot be read.
         """
+        if work.chosen:
+            return self._evaluate_chosen(work)
         own = self._personal.current(work.adapter) if work.personal else work.adapter
-        self._engine.load_adapter(identity_of(own) if work.personal else work.adapter_sha256, own)
-        return judge(
-            self._engine,
-            work.environments or self._setup.judged or tuple(self._environments),
-            work,
-            make_environment=self._setup.catalogue.unperturbed().make,
-        )
+        version = identity_of(own) if work.personal else work.adapter_sha256
+        names = work.environments or self._setup.judged or tuple(self._environments)
+        return self._judge(own, version, names, work)
 
-    def choose(
+    def _evaluate_chosen(self, work: Evaluation) -> list[EvaluationRow]:
+        own = self._personal.current(work.adapter)
+        rows: list[EvaluationRow] = []
+        for name, candidate in work.chosen.items():
+            tensors = tensors_of(candidate, shared=work.adapter, own=own)
+            rows += self._judge(tensors, version_of(tensors), (name,), work)
+        return rows
+
+    def _judge(
         self,
+        tensors: Mapping[str, np.ndarray],
+        version: str,
+        names: Sequence[str],
         work: Evaluation,
-        *,
-        others: Mapping[str, Mapping[str, np.ndarray]] | None = None,
-    ) -> Choice:
-        """Which adapter this silo should use, by tasks that nobody learned from.
+    ) -> list[EvaluationRow]:
+        self._engine.load_adapter(version, tensors)
+        catalogue = self._setup.catalogue.unperturbed()
+        return judge(self._engine, names, work, make_environment=catalogue.make)
 
-        ``global``, ``personal`` or one of the others, for example what the silo reaches alone, with
-        the counts. The work's ``episodes`` is the number of tasks per environment, and the first of
-        its ``temperatures`` is used.
+    def choose(self, work: Evaluation) -> Choices | None:
+        """Which adapter this silo should use; see ``Evolver.choose``.
 
         Raises:
             PersonalStoreError: The personal adapter cannot be read.
+            AdapterMismatchError: It is not of the layers of the shared one.
         """
-        candidates = {"global": work.adapter}
-        if self._options.personal != "off":
-            candidates["personal"] = self._personal.current(work.adapter)
+        count = self._options.personal_choice
+        if count is None:
+            return None
+        tasks: list[Task] = []
+        for assignment in self._setup.assignments:
+            environment = self._environments[assignment.environment]
+            held_out = environment.task_ids(Split.HELD_OUT)
+            tasks += tasks_to_choose_by(
+                environment,
+                name=assignment.environment,
+                shard=assignment.shard,
+                judged=held_out[work.first_task :][: work.episodes],
+                count=count,
+            )
         return choose(
             self._engine,
-            {**candidates, **(others or {})},
-            self._validation(work.episodes),
-            work,
-            make_environment=self._setup.catalogue.make,
+            shared=work.adapter,
+            own=self._personal.current(work.adapter),
+            tasks=tasks,
+            members={name: one.family for name, one in self._environments.items()},
+            work=work,
+            make_environment=self._setup.catalogue.unperturbed().make,
         )
 
     def _validation(self, count: int) -> list[Task]:

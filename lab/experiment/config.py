@@ -38,6 +38,7 @@ from lab.experiment.methods import LEAST_CLUSTER, METHODS
 from lab.experiment.orchestration.allowed import unsimulated
 from lab.experiment.participation import wrong_part
 from lab.experiment.tables import (
+    EVOLVE_LATER,
     MAX_SILOS,
     AggregationTable,
     Alpha,
@@ -74,7 +75,6 @@ __all__ = ["Experiment", "Run", "load_experiment", "read_run"]
 MAX_FILE_BYTES: Final = 1 << 20
 RUN_DTYPE: Final = "float32"  # Of every run that says nothing else.
 _OPTIONAL: Final = ("groups", "attack", "guard", "per_round", "partition", "orchestration")
-_OF_RECIPES: Final = ("recipe", "parts", "local_epochs", "normaliser", "nominal_tokens")
 OverriddenT = TypeVar("OverriddenT", EvolveTable, AggregationTable, NoiseTable)
 
 
@@ -147,10 +147,10 @@ class Run(Section):
 
         What was added to the files later is in it only where it is used, so that runs which were
         done before keep their digests: groups, an attack, ``per_round``, a partition, variants,
-        another recipe or other parts of it, another ``dtype``, a target, another engine (whose
-        draws are others), foreign environments. Where a server listens, what is computed on and how
-        it fits into memory change results by rounding at most; where a partition's file of flags
-        lies changes nothing, and its content stands for it.
+        another recipe or other parts of it, a choice between adapters, another ``dtype``, a target,
+        another engine (whose draws are others), foreign environments. Where a server listens, what
+        is computed on and how it fits into memory change results by rounding at most; where a
+        partition's file of flags lies changes nothing, and its content stands for it.
         """
         without = {"base", "rollout", "training", "plugins", "foreign"}
         without |= {name for name in _OPTIONAL if getattr(self, name) is None}
@@ -159,7 +159,7 @@ class Run(Section):
         if self.target == ALL_LINEAR:
             without.add("target")
         found = self.model_dump(mode="json", exclude=without)
-        _leave_out(found["evolve"], _OF_RECIPES, EvolveTable())
+        _leave_out(found["evolve"], EVOLVE_LATER, EvolveTable())
         _leave_out(found["judge"], ("split",), JudgeTable())
         if self.attack is not None and not self.attack.poisons:
             del found["attack"]["poisons"]

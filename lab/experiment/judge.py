@@ -9,8 +9,11 @@ Invariants:
     1. An outcome string has one character for each task of a label, in the order of the split.
     2. An episode that was dropped is an error: a missing task would shift all that follow.
 
-Covered: the run's environments, with an engine that is lent or one of its own. Not covered:
-intervals and tests (``lab/report``).
+A silo that chooses what to use (``evolution/methods/personal/choice.py``) does so by tasks of the
+same split with its own labels, of which none is judged, whoever's adapter it is.
+
+Covered: the run's environments, with an engine that is lent or one of its own; a silo's choice. Not
+covered: intervals and tests (``lab/report``).
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from evolution.envs.tasks import Split
+from evolution.methods.evolver import Evaluation
+from evolution.methods.personal.choice import choose, tasks_to_choose_by
+from evolution.methods.personal.compared import Choices
+from evolution.methods.personal.personal import identity_of
 from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import RolloutEngine
 from evolution.rollout.episodes import run_episodes
@@ -29,6 +36,7 @@ from lab.experiment.config import Run
 from lab.experiment.engines.machines import engine_of
 from lab.experiment.errors import JudgeError
 from lab.experiment.tasks.environments import judged_catalogue
+from lab.experiment.tasks.own_tasks import own_labels
 
 __all__ = ["Judge", "Judged"]
 
@@ -87,6 +95,53 @@ class Judge:
             for temperature in self._run.judge.temperatures
             for judged in self._play(name, count, temperature)
         ]
+
+    def choose(
+        self, silo: int, *, shared: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]
+    ) -> Choices:
+        """What a silo would use of the shared adapter, its own, what lies between, and the base.
+
+        Raises:
+            JudgeError: An episode was dropped.
+        """
+        run, catalogue = self._run, judged_catalogue(self._run)
+        split = Split(run.judge.split)
+        tasks: list[Task] = []
+        members: dict[str, str] = {}
+        for name in run.silos[silo].environments:
+            environment = catalogue.make(name)
+            members[name] = environment.family
+            most = max(run.judge.held_out, run.judge.held_out_other)
+            tasks += tasks_to_choose_by(
+                environment,
+                name=name,
+                shard=None,
+                judged=environment.task_ids(split)[:most],
+                count=run.evolve.personal_choice,
+                split=split,
+                labels=own_labels(run, silo, name),
+            )
+            environment.close()
+        found = choose(
+            self._engine,
+            shared=shared,
+            own=own,
+            tasks=tasks,
+            members=members,
+            work=Evaluation(
+                round=0,
+                adapter=shared,
+                adapter_sha256=identity_of(shared),
+                temperatures=run.judge.temperatures,
+                max_new_tokens=run.evolve.max_new_tokens,
+                rollout_batch=run.evolve.rollout_batch,
+                seed=self._seed,
+            ),
+            make_environment=catalogue.make,
+        )
+        if {one.tasks for one in found.overall.compared} != {len(tasks)}:
+            raise JudgeError(f"silo {silo} chose by fewer than its {len(tasks)} tasks")
+        return found
 
     def close(self) -> None:
         """Release the model, unless it is lent."""

@@ -17,7 +17,9 @@
 ``local_*`` and ``central_*`` are what Fed-SE (arXiv 2512.08870, section 5) and
 ``docs/experiments/fedse.md`` compare with; they neither clip nor add noise. Where a method learns
 from successes, ``evolve.use_expert`` decides whether demonstrations seed the buffer (algorithm 1).
-Families are public, so clustering by them tells nobody anything.
+``evolve.personal`` says how ``fedse_personal`` trains each silo's own adapter: pulled to the shared
+one, from it, or as what is added to it; with ``evolve.personal_choice`` each silo also chooses what
+it would use (``judge.py``). Families are public, so clustering by them tells nobody anything.
 
 Covered: which arithmetic a name stands for. Not covered: the arithmetic (``federation_round.py``).
 """

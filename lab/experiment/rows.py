@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from evolution.methods.personal.compared import Candidate
 from lab.experiment.config import Run
 from lab.experiment.federation_round import RoundFigures
 from lab.experiment.judge import Judged
@@ -21,7 +22,7 @@ from lab.experiment.tasks.own_tasks import own_labels
 __all__ = ["Row", "Scope", "eval_rows", "families_of", "round_row", "run_row"]
 
 Row = dict[str, Any]
-Scope = Literal["global", "personal", "alone"]
+Scope = Literal["global", "personal", "chosen", "alone"]
 EVERYBODY = -1
 
 
@@ -68,9 +69,19 @@ def _guarding(figures: RoundFigures) -> Row:
 
 
 def eval_rows(
-    run: Run, number: int, judged: Sequence[Judged], *, silos: Sequence[int], scope: Scope
+    run: Run,
+    number: int,
+    judged: Sequence[Judged],
+    *,
+    silos: Sequence[int],
+    scope: Scope,
+    chosen: Candidate | None = None,
 ) -> list[Row]:
-    """One adapter's verdicts after a round, 0 before the first, for silos; −1 is everybody."""
+    """One adapter's verdicts after a round, 0 before the first, for silos; −1 is everybody.
+
+    ``chosen`` is which adapter it is, where a silo chose one.
+    """
+    what = {} if chosen is None else {"adapter": chosen.kind, "weight": chosen.weight}
     rows = []
     for silo in silos:
         families = frozenset() if silo == EVERYBODY else families_of(run, silo)
@@ -86,6 +97,7 @@ def eval_rows(
                     "round": number,
                     "silo": silo,
                     "scope": scope,
+                    **what,
                     "environment": one.environment,
                     "family": one.family,
                     "label": one.label,

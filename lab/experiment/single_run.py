@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dp.noise.share import per_silo_sigma
+from evolution.methods.personal.choice import tensors_of
+from evolution.methods.personal.compared import Candidate
 from evolution.model.lora import initial_adapter
 from federation.adapter.encoding import encode_adapter
 from federation.adapter.layout import Layout
@@ -74,8 +76,8 @@ __all__ = ["DECISIONS", "Progress", "RunResult", "aggregation_of", "play_run", "
 DECISIONS: Final = "decisions.jsonl"
 Progress = Callable[[int, RoundFigures, float], None]
 """Called after each round with its number, its figures and its seconds."""
-_Verdicts = dict[tuple[str, tuple[tuple[str, int], ...]], list[Judged]]
-"""Of one round, by the adapter and by how many tasks of each environment."""
+_Verdicts = dict[tuple[str, str, int], list[Judged]]
+"""Of one round, by the adapter, the environment and how many of its tasks."""
 _ADAPTIVE = frozenset({"fedadagrad", "fedyogi", "fedadam"})
 _PROCESS = EngineChoice()
 _PACKAGES = ("chorale", "torch", "transformers", "peft", "numpy")
@@ -355,6 +357,40 @@ def _judge_round(
         for member in circle.members:
             own = personal_of(run, member, stores, circle.adapter)
             rows += _judge(run, number, judge, own, verdicts, silos=member, scope="personal")
+            if run.evolve.personal_choice and method.personal == "ditto":
+                rows += _judge_chosen(
+                    run, number, judge, verdicts, silos=member, shared=circle.adapter, own=own
+                )
+    return rows
+
+
+def _judge_chosen(
+    run: Run,
+    number: int,
+    judge: Judge,
+    verdicts: _Verdicts,
+    *,
+    silos: Sequence[int],
+    shared: Adapter,
+    own: Adapter,
+) -> list[Row]:
+    """Let a silo choose what it would use in each family, and judge that, family by family."""
+    (silo,) = silos
+    found = judge.choose(silo, shared=shared, own=own)
+    rows: list[Row] = []
+    for name in _names(run):
+        candidate = found.chosen_in(name)
+        rows += _judge(
+            run,
+            number,
+            judge,
+            tensors_of(candidate, shared=shared, own=own),
+            verdicts,
+            silos=silos,
+            scope="chosen",
+            names=(name,),
+            chosen=candidate,
+        )
     return rows
 
 
@@ -382,27 +418,37 @@ def _judge(
     *,
     silos: Sequence[int],
     scope: Scope,
+    names: Sequence[str] = (),
+    chosen: Candidate | None = None,
 ) -> list[Row]:
     """Judge one adapter: in full in the families of whoever it is for, elsewhere on fewer tasks.
 
-    What is judged is put into ``verdicts``, and not judged again: of a hundred silos those that
-    have not taken part yet have one adapter.
+    ``names`` are the environments, all of the run's when empty. What is judged is put into
+    ``verdicts``, and not judged again: of a hundred silos those that have not taken part yet have
+    one adapter.
     """
     near = frozenset(
         family for silo in silos if silo != EVERYBODY for family in families_of(run, silo)
     )
-    names = dict.fromkeys(name for silo in run.silos for name in silo.environments)
     held_out = {
         name: run.judge.held_out
         if catalogue_of(run).family(name) in near
         else run.judge.held_out_other
-        for name in names
+        for name in names or _names(run)
     }
     version_of = identity(adapter) if adapter else "base"
-    what = version_of, tuple(held_out.items())
-    if what not in verdicts:
-        verdicts[what] = judge.judge(version_of, adapter, held_out)
-    return eval_rows(run, number, verdicts[what], silos=silos, scope=scope)
+    asked = {name: (version_of, name, count) for name, count in held_out.items()}
+    unknown = {name: held_out[name] for name, what in asked.items() if what not in verdicts}
+    fresh = judge.judge(version_of, adapter, unknown) if unknown else []
+    for name in unknown:
+        verdicts[asked[name]] = [one for one in fresh if one.environment == name]
+    judged = [one for what in asked.values() for one in verdicts[what]]
+    return eval_rows(run, number, judged, silos=silos, scope=scope, chosen=chosen)
+
+
+def _names(run: Run) -> tuple[str, ...]:
+    """The run's environments, each once."""
+    return tuple(dict.fromkeys(name for silo in run.silos for name in silo.environments))
 
 
 def _everyone(run: Run) -> list[int]:

@@ -64,6 +64,13 @@ Dtype = Literal["float32", "bfloat16"]
 PlainText = Annotated[str, Field(max_length=512)]
 
 
+EVOLVE_LATER: Final = (
+    *("recipe", "parts", "local_epochs", "normaliser", "nominal_tokens"),
+    "personal_choice",
+)
+"""Keys of ``[evolve]`` that came later: what identifies a run has them only where they are used."""
+
+
 class Section(BaseModel):
     """One table: frozen, strict, closed."""
 
@@ -105,10 +112,13 @@ class EvolveTable(Section):
     """Longer trajectories are not trained on."""
     proximal_mu: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """μ of FedProx; 0 leaves it out."""
-    personal: Literal["ditto", "finetune"] = "ditto"
-    """How ``fedse_personal`` trains each silo's own adapter; finetune is Ditto with λ = 0."""
+    personal: Literal["ditto", "finetune", "residual"] = "ditto"
+    """How ``fedse_personal`` trains each silo's own adapter, as in ``[evolve]`` of silo.toml."""
     personal_lambda: Annotated[float, Field(ge=0, le=1e6)] = 0.1
     """λ of Ditto (arXiv 2012.04221)."""
+    personal_choice: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Of ``fedse_personal``: by so many own tasks of each environment, none of which is judged,
+    each silo chooses what it would use, and that is judged as well; 0: nobody chooses."""
     recipe: PartName = FED_SE
     """What every silo does in a round: a method of ``federation.plan.methods`` that has parts."""
     parts: PartsSection = PartsSection()

@@ -34,7 +34,7 @@ MAX_LINE_BYTES: Final = 4 << 20
 _MAX_NAME: Final = 120
 _MAX_COUNT: Final = 1 << 31
 _MAX_NUMBER: Final = 1e12
-_SCOPES: Final = ("global", "personal", "alone")
+_SCOPES: Final = ("global", "personal", "chosen", "alone")
 
 
 class LineError(ValueError):
@@ -129,8 +129,8 @@ class EvalLine:
     """After which round; 0 is before the first."""
     silo: int
     """Whose adapter, or for whom it was judged; -1 for an adapter that belongs to all."""
-    scope: Literal["global", "personal", "alone"]
-    """Which kind of adapter."""
+    scope: Literal["global", "personal", "chosen", "alone"]
+    """Which kind of adapter; ``chosen`` is what a silo took by tasks that are not judged."""
     environment: str
     """Where."""
     family: str

@@ -45,6 +45,10 @@ _SILOS: Final = (
     "as above, *over seeds*; of a single silo it is on own tasks. Single silos are shown alone and "
     "with the options that a silo may choose from."
 )
+_CHOSEN: Final = (
+    "*(chosen)* is what each silo took, of the shared adapter, its own, what lies between and the "
+    "base, by own tasks that are not among these."
+)
 _POOLED: Final = (
     "Experiments that differ only in their seeds and in what was judged: the difference in points "
     "with its 95 % t interval over all of their seeds, each counted once and alike. For silos it "
@@ -209,6 +213,8 @@ def _silos(report: SilosReport) -> list[str]:
             f"silo fares best (chosen after looking), silo {report.worst.silo}: "
             f"{_points(report.worst.difference)} points."
         )
+    if any(found.option.scope == "chosen" for found in report.options):
+        parts.append(_CHOSEN)
     lines = [
         [
             str(silo),

@@ -44,7 +44,7 @@ class Row:
     method: str
     """What it runs."""
     scope: str
-    """global, personal or alone."""
+    """global, personal, chosen or alone."""
     lines: tuple[EvalLine, ...]
     """The tasks it is judged on, of every judged round."""
 

@@ -73,6 +73,7 @@ PRIVATE: Final = (
     "runs",
     "rounds.jsonl",
     "evaluation.jsonl",
+    "choice.jsonl",
     "guard.jsonl",
     FACTS_FILE,
     "probes.address",

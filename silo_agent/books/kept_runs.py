@@ -9,6 +9,7 @@ What grows, and where it ends::
     runs/                ``MAX_RUNS`` runs (``heard_runs.py``)
     rounds.jsonl,        the newest ``MAX_REPORT_BYTES`` of each (``local_store.py``)
     evaluation.jsonl,
+    choice.jsonl,
     guard.jsonl
     spool/               what the aggregation at hand needs (``attempt/unfinished.py``)
     .*.partial           files that a crash left unfinished; deleted here when the daemon starts
@@ -51,7 +52,7 @@ from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import LocalStoreError
 from silo_agent.machine.limits import METHOD_STORES
 
-__all__ = ["KeptRuns"]
+__all__ = ["KeptRuns", "run_directory"]
 
 _NAME: Final = re.compile(r"[0-9a-f]{16}")
 _GOING: Final = ".going"
@@ -59,6 +60,11 @@ _FORSAKEN_S: Final = 3600.0
 """A command beside the daemon has finished its file by then."""
 
 log = structlog.get_logger(__name__)
+
+
+def run_directory(data_dir: Path, run_id: str) -> Path:
+    """The directory of a run's method, which may be absent; nothing is made, moved or used."""
+    return data_dir / METHOD_STORES / _directory_of(run_id)
 
 
 class KeptRuns:
@@ -82,7 +88,7 @@ class KeptRuns:
         """The directory of a run's method, used now; room is made for it, and it may be absent."""
         name = _directory_of(run_id)
         self._make_room(name)
-        path = self._data_dir / METHOD_STORES / name
+        path = run_directory(self._data_dir, run_id)
         if path.is_dir():
             os.utime(path)
         return path

@@ -7,7 +7,9 @@ Files under the data directory::
                           the highest ledger head that each peer has signed
     rounds.jsonl          one line per round of local work: losses, counts, timings
     evaluation.jsonl      one line per judged label and temperature, of the global adapter or, with
-                          ``personal``, of what is this silo's own
+                          ``personal``, of what is this silo's own; with ``chosen``, of what it
+                          chose from these
+    choice.jsonl          one line per choice: counts of tasks by which candidates were told apart
     guard.jsonl           one line per verdict of the site's guard, and per panel of a base
     adapters/<sha256>     the adopted adapters at the heads of the newest chains, by the SHA-256
                           of their published bytes
@@ -307,11 +309,13 @@ class LocalStore:
         adapter_sha256: str,
         rows: Sequence[Mapping[str, Any]],
         personal: bool = False,
+        chosen: bool = False,
     ) -> None:
         """Report how one adapter did: a line for each row, all with the run and the round.
 
         A row is one environment, label and temperature. Round and digest are the global adapter's,
-        also where the silo's own ``personal`` one was judged.
+        also where the silo's own ``personal`` one was judged, or one ``chosen`` from both, which
+        is personal too.
 
         Raises:
             LocalStoreError: The disk refused.
@@ -321,6 +325,7 @@ class LocalStore:
             "round": round_number,
             "adapter_sha256": adapter_sha256,
             "personal": personal,
+            **({"chosen": True} if chosen else {}),
         }
         for row in rows:
             self._append("evaluation.jsonl", {**of_all, **row})
@@ -332,6 +337,18 @@ class LocalStore:
     def evaluations(self) -> list[dict[str, Any]]:
         """Every reported evaluation row, oldest first; one that does not say is a global one's."""
         return [{"personal": False, **row} for row in self._lines("evaluation.jsonl")]
+
+    def append_choice(self, entry: Mapping[str, Any]) -> None:
+        """Report how the adapters that this silo may use were told apart.
+
+        Raises:
+            LocalStoreError: The disk refused.
+        """
+        self._append("choice.jsonl", entry)
+
+    def choices(self) -> list[dict[str, Any]]:
+        """Every reported choice, oldest first."""
+        return list(self._lines("choice.jsonl"))
 
     def append_guard(self, entry: Mapping[str, Any]) -> None:
         """Report what the site's guard found; ``evolution/guard/verdict.py`` has the rows.

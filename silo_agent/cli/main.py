@@ -25,6 +25,7 @@ from ops.cli.envelope import (
     show_result,
     succeed,
 )
+from silo_agent.cli.adapter import adapter_app
 from silo_agent.cli.audit import audit_app
 from silo_agent.cli.budget import budget_app
 from silo_agent.cli.buffer import buffer_app
@@ -59,6 +60,7 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(roster_app, name="roster")
 app.add_typer(facts_app, name="facts")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(adapter_app, name="adapter")
 
 app.command()(alone)
 app.command()(replay)

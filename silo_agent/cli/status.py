@@ -38,6 +38,7 @@ from silo_agent.policy.limits import late_problems
 from silo_agent.policy.passed_time import PassedTime
 from silo_agent.views.guarding import read_guarding
 from silo_agent.views.judgement import Judgement, newest_judgements
+from silo_agent.views.recommendation import Recommendation, recommendations
 from silo_agent.views.runs import WAITING, ListedRun, list_runs
 
 __all__ = ["RunStatus", "Status", "budget_lines", "read_status"]
@@ -67,6 +68,8 @@ class RunStatus:
     """Rounds of local work reported here."""
     judged: tuple[Judgement, ...]
     """Of the newest round that was judged; ``personal`` tells the silo's own adapter apart."""
+    recommended: tuple[Recommendation, ...]
+    """Which adapter to serve, for each family and for all; empty where there is no choice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +150,7 @@ class Status:
                 f"{run.local_rounds} round(s) of local work"
             )
             lines += [f"run {run.run}: {judgement.line}" for judgement in run.judged]
+            lines += [f"run {run.run}: {found.line}" for found in run.recommended]
         lines += [f"guard: {note}" for note in self.guard]
         lines += [row.line for row in self.budget]
         lines += [line for run in self.waiting for line in run.lines()]
@@ -229,9 +233,12 @@ def read_status(data_dir: Path) -> Status:
     done = [entry.get("run") for entry in store.rounds()]
     heads = store.chain_heads()
     judged: dict[str, tuple[Judgement, ...]] = {}
+    recommended: dict[str, tuple[Recommendation, ...]] = {}
     try:
         evaluations = store.evaluations()
         judged = {run: newest_judgements(evaluations, run) for run in heads}
+        choices = store.choices()
+        recommended = {run: recommendations(choices, judged[run], run) for run in heads}
     except SiloError as error:
         problems.append(str(error))
     runs = tuple(
@@ -241,6 +248,7 @@ def read_status(data_dir: Path) -> Status:
             adapter_sha256=head.adapter_sha256.hex(),
             local_rounds=done.count(run),
             judged=judged.get(run, ()),
+            recommended=recommended.get(run, ()),
         )
         for run, head in sorted(heads.items())
     )

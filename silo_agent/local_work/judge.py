@@ -7,18 +7,22 @@ Invariants:
 2. What belongs to everyone is judged and kept first; the silo's own adapter, which may be missing
    or damaged, is judged after it and costs it nothing. Their rows are told apart by ``personal``.
 3. An adapter is judged once in a run, across restarts.
+4. Where the silo asks for a choice of the adapter to use, it comes last, by tasks that are not
+   judged; what was chosen is then judged on those that are, where it is neither the shared adapter
+   nor the silo's own, whose figures stand already.
 
-Covered: when to judge, judging, keeping the rows. Not covered: a crash between the two judgements,
-after which the personal adapter of that round has no figures; how long judging takes, which the
-next round waits for; what the rows come to (``silo_agent/views/judgement.py``).
+Covered: when to judge, judging, choosing, keeping the rows. Not covered: a crash between the
+judgements, after which the personal adapter, or the choice, of that round has no figures; how long
+judging takes, which the next round waits for; what the rows come to
+(``silo_agent/views/judgement.py``, ``recommendation.py``).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, Final
 
 from evolution.methods.evolver import Evaluation, EvaluationRow, Evolver
 from federation.chain.record import AdapterRecord
@@ -30,7 +34,9 @@ from silo_agent.follow.chain import Head
 from silo_agent.local_work.plan_terms import evaluations_of
 from silo_agent.metrics import SiloMetrics
 
-__all__ = ["Judge", "judge_and_keep"]
+__all__ = ["Judge", "choose_and_keep", "judge_and_keep"]
+
+_JUDGED_ALREADY: Final = frozenset({"shared", "own"})
 
 
 class Judge:
@@ -64,6 +70,8 @@ class Judge:
     def judge(self, method: Callable[[], Evolver], head: Head, plan: Plan) -> None:
         """Judge an adopted adapter as the plan says, and the silo's own where it keeps one.
 
+        Where the silo asks for it, one of them, or something between, is chosen as well.
+
         Raises:
             EvolveError: The method cannot judge it.
             LocalStoreError: The figures cannot be kept.
@@ -79,6 +87,9 @@ class Judge:
         )
         try:
             judge_and_keep(evolver, asked, store=self._store, run_id=record.run_id)
+            # With one evaluation there is no adapter of the silo's own to choose.
+            if len(asked) > 1:
+                choose_and_keep(evolver, asked[0], store=self._store, run_id=record.run_id)
         finally:
             self._metrics.observe_phase("evaluate", time.monotonic() - started)
 
@@ -99,6 +110,41 @@ def judge_and_keep(
             adapter_sha256=evaluation.adapter_sha256,
             personal=evaluation.personal,
             rows=[_counts(row) for row in evolver.evaluate(evaluation)],
+        )
+
+
+def choose_and_keep(evolver: Evolver, asked: Evaluation, *, store: LocalStore, run_id: str) -> None:
+    """Choose what this silo should use, if it asks for a choice, and judge what was chosen.
+
+    ``asked`` is the evaluation of the shared adapter; no task of it is chosen by.
+
+    Raises:
+        EvolveError: The method cannot compare the candidates.
+        LocalStoreError: The figures cannot be kept.
+    """
+    found = evolver.choose(asked)
+    if found is None:
+        return
+    store.append_choice(
+        {
+            "run": run_id,
+            "round": asked.round,
+            "adapter_sha256": asked.adapter_sha256,
+            "temperature": asked.temperatures[0],
+            **found.row(),
+        }
+    )
+    chosen = {name: found.chosen_in(name) for name in found.members}
+    chosen = {name: one for name, one in chosen.items() if one.kind not in _JUDGED_ALREADY}
+    if chosen:
+        rows = evolver.evaluate(replace(asked, chosen=chosen))
+        store.append_evaluation(
+            run_id=run_id,
+            round_number=asked.round,
+            adapter_sha256=asked.adapter_sha256,
+            personal=True,
+            chosen=True,
+            rows=[_counts(row) for row in rows],
         )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from evolution.methods.evolver import (
     StepWork,
     Work,
 )
+from evolution.methods.personal.compared import TRAINED_APART
 from evolution.methods.population import EXPERT_FILE
 from federation.adapter.layout import Layout
 from federation.chain.task import RoundTask
@@ -43,9 +43,6 @@ __all__ = [
     "step_work_of",
     "work_of",
 ]
-
-_TRAINED_APART: Final = frozenset({"ditto", "finetune"})
-"""Personal adapters beside the global one; ``evolution/methods/options.py`` knows them too."""
 
 
 def evolver_setup(
@@ -93,8 +90,8 @@ def _options_of(config: SiloConfig, plan: Plan) -> Mapping[str, str | int | floa
     if plan.recipe.parts and options.get("personal") == "fedsa":
         raise EvolverSetupError(
             "personal 'fedsa' keeps the factors B in the silo, and this plan's aggregation "
-            f"{plan.aggregation.method!r} shares them: remove the option, or use 'ditto' or "
-            "'finetune'; a plan with aggregation 'fedsa' sets it by itself"
+            f"{plan.aggregation.method!r} shares them: remove the option, or use 'residual', "
+            "'ditto' or 'finetune'; a plan with aggregation 'fedsa' sets it by itself"
         )
     return options
 
@@ -151,9 +148,7 @@ def evaluations_of(
     asked = evaluation_of(
         config, plan, round_number=round_number, adapter=adapter, adapter_sha256=adapter_sha256
     )
-    apart = bool(plan.recipe.parts) and (
-        _options_of(config, plan).get("personal") in _TRAINED_APART
-    )
+    apart = bool(plan.recipe.parts) and (_options_of(config, plan).get("personal") in TRAINED_APART)
     return (asked, replace(asked, personal=True)) if apart and round_number > 0 else (asked,)
 
 

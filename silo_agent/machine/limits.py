@@ -38,6 +38,7 @@ _SIZED_BY_DATA: Final = (
     "experts.sqlite-wal",
     "rounds.jsonl",
     "evaluation.jsonl",
+    "choice.jsonl",
 )
 """In the data directory; not counted."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"

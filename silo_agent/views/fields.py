@@ -25,6 +25,7 @@ SHARE: Final = "a share of a mask's seed"
 NEVER: Final = (
     "prompts, trajectories, tasks, tools, memories, principles, demonstrations and all other text",
     "the update of this silo alone, its norm, its loss, its rewards",
+    "an adapter of this silo's own, and which adapter it chose to use",
     "how many episodes this silo played or solved, but in the masked and noised block",
     "how long local work took, as far as the plan's ready_after_s keeps the report back",
     "private keys; logs, metrics, reports, the ledger's and the audit log's records",

@@ -25,6 +25,8 @@ class Judgement:
     """The round that the global adapter is of."""
     personal: bool
     """Whether the silo's own adapter, or its own factors in the global one, were judged."""
+    chosen: bool = False
+    """Whether it is what the silo chose from both, where that is neither: it is personal then."""
     environment: str
     """Its name."""
     temperature: float
@@ -36,7 +38,9 @@ class Judgement:
 
     @property
     def scope(self) -> str:
-        """``personal`` or ``global``."""
+        """``chosen``, ``personal`` or ``global``."""
+        if self.chosen:
+            return "chosen"
         return "personal" if self.personal else "global"
 
     @property
@@ -58,29 +62,34 @@ def newest_judgements(rows: Sequence[Mapping[str, Any]], run_id: str) -> tuple[J
     Raises:
         LocalStoreError: A row is none.
     """
-    newest: dict[tuple[bool, str, float, str], tuple[int, int]] = {}
+    newest: dict[tuple[bool, bool, str, float, str], tuple[int, int]] = {}
     try:
         mine = [row for row in rows if row["run"] == run_id]
         last = max((int(row["round"]) for row in mine), default=0)
         for row in mine:
             if int(row["round"]) == last:
-                place = (bool(row["personal"]), str(row["environment"]), float(row["temperature"]))
+                whose = bool(row["personal"]), bool(row.get("chosen", False))
+                place = (*whose, str(row["environment"]), float(row["temperature"]))
                 counts = int(row["episodes"]), int(row["successes"])
                 newest[*place, str(row["label"])] = counts
     except (KeyError, TypeError, ValueError) as error:
         raise LocalStoreError(f"the evaluation of run {run_id} is damaged: {error!r}") from error
-    sums: dict[tuple[bool, str, float], tuple[int, int]] = {}
-    for (personal, environment, temperature, _label), (episodes, successes) in newest.items():
-        before = sums.get((personal, environment, temperature), (0, 0))
-        sums[personal, environment, temperature] = (before[0] + episodes, before[1] + successes)
+    sums: dict[tuple[bool, bool, str, float], tuple[int, int]] = {}
+    for (personal, chosen, environment, temperature, _), (episodes, successes) in newest.items():
+        of = (personal, chosen, environment, temperature)
+        before = sums.get(of, (0, 0))
+        sums[of] = (before[0] + episodes, before[1] + successes)
     return tuple(
         Judgement(
             round=last,
             personal=personal,
+            chosen=chosen,
             environment=environment,
             temperature=temperature,
             episodes=episodes,
             successes=successes,
         )
-        for (personal, environment, temperature), (episodes, successes) in sorted(sums.items())
+        for (personal, chosen, environment, temperature), (episodes, successes) in sorted(
+            sums.items()
+        )
     )

@@ -5,20 +5,30 @@
                v_k (v_0 is the first global adapter it was given),
                ``v_k ← v_k − η (∇F_k(v_k) + λ (v_k − φ_t))`` over the round's training set.
 ``finetune``   The same with v_k ← φ_t first and λ = 0: some passes on top of what was received.
+``residual``   An own part δ_k (0 at first) that is added to the shared adapter, whichever is the
+               newest: v_k ← φ_t + δ_k first, the passes of fine-tuning, δ_k ← v_k − φ_t. What is
+               used is φ_{t+1} + δ_k. Of a shared and an own model that are summed the own one
+               learns what the shared one lacks (Federated Residual Learning, arXiv 2003.12880).
 ``fedsa``      FedSA-LoRA (arXiv 2410.01463, §3.2): the factors B stay in the silo. A round starts
                from [global A, own B], trains both and uploads the difference of A alone.
 =============  ====================================================================================
 
 The steps are those of the round's own training: AdamW, the plan's batch, clip and step size. F_k is
-the plan's objective on the round's training set, demonstrations included; Ditto and fine-tuning
-train every factor, whatever the plan trains in that round.
+the plan's objective on the round's training set, demonstrations included; all but ``fedsa`` train
+every factor, whatever the plan trains in that round.
 
-What privacy allows. ``ditto`` and ``finetune`` run under every mode: v_k is computed after the
-delta, from stores that the delta does not read, and nothing that is uploaded, charged, drawn or
-counted depends on it; a failure of it costs the round nothing. It is trained on the data without
-noise, also under the record-level modes, so it is as private as the buffer: it may be *used* by
-those who may see the silo's data, and exporting it is not covered by any epsilon. Its training
-takes time, which depends on the data as the rest of the local work does: the plan's
+δ_k is a difference of factors, as the delta that leaves is, and is added as the federation adds
+that one: ranks stay as they are, and every engine and trainer takes the sum. Ditto keeps v_k and
+follows the shared adapter only as far as it is pulled; the residual keeps the difference, so all
+that the others learn in a round is in what the silo uses next. After a rollback δ_k is added to
+what came back, and is trained on from there.
+
+What privacy allows. ``ditto``, ``finetune`` and ``residual`` run under every mode: v_k is computed
+after the delta, from stores that the delta does not read, and nothing that is uploaded, charged,
+drawn or counted depends on it; a failure of it costs the round nothing. It is trained on the data
+without noise, also under the record-level modes, so it is as private as the buffer: it may be
+*used* by those who may see the silo's data, and exporting it is not covered by any epsilon. Its
+training takes time, which depends on the data as the rest of the local work does: the plan's
 ``ready_after_s`` must leave room for it. ``fedsa`` is refused under the record-level modes: there
 A's release would depend on the data through B, which no noise protects and no ledger charged. Under
 ``silo`` the whole delta of A is clipped and noised whatever it was computed from, so it may run.
@@ -28,10 +38,11 @@ Invariants:
 1. Round r starts from what the newest earlier round left, so a round that is done again does not
    train anything twice (``evolution/methods/personal/store.py``).
 2. Equal work on equal stores gives equal personal adapters.
-3. With ``fedsa`` what is stored are the factors B and nothing else; the others hold all factors.
+3. With ``fedsa`` what is stored are the factors B and nothing else; with ``residual`` it is δ_k, by
+   the names of all factors; the others hold all factors.
 
-Covered: these three. Not covered: personal ranks, mixtures of adapters, personal layers other
-than B.
+Covered: these four. Mixtures of an own adapter with the shared one: ``interpolation.py``. Not
+covered: personal ranks, mixtures that depend on the input, personal layers other than B.
 """
 
 from __future__ import annotations
@@ -42,9 +53,10 @@ from pathlib import Path
 
 import numpy as np
 
-from evolution.errors import EvolverSetupError
+from evolution.errors import EvolverSetupError, PersonalStoreError
 from evolution.methods.evolver import Work
 from evolution.methods.options import RecipeOptions
+from evolution.methods.personal.compared import TRAINED_APART
 from evolution.methods.personal.store import PersonalStore
 from evolution.methods.streams import Stream, round_seed, train_settings
 from evolution.part import Part
@@ -84,7 +96,7 @@ class PersonalAdapter:
     @property
     def trained_apart(self) -> bool:
         """Whether a personal adapter is trained after the round's own work."""
-        return self._kind in {"ditto", "finetune"}
+        return self._kind in TRAINED_APART
 
     @property
     def plays_released(self) -> bool:
@@ -136,7 +148,7 @@ class PersonalAdapter:
         *,
         head: Tensors,
     ) -> dict[str, float]:
-        """Train Ditto's v_k, or fine-tune what was received, and keep it.
+        """Train the silo's own v_k, and keep it, or what it adds to the shared adapter.
 
         The trainer's adapter is overwritten. ``head`` is the value head that it starts from the
         first time, where the plan shares none and the objective learns one; of fine-tuning only the
@@ -148,11 +160,11 @@ class PersonalAdapter:
         if not self.trained_apart or not work.settings.learn:
             return {}
         own: Tensors = {}
-        if self._kind == "ditto" or head:
+        if self._kind != "finetune" or head:
             own = self._store.before(work.round) or {}
-        if self._kind != "ditto":
+        if self._kind == "finetune":
             own = head_of(own)
-        start = {**work.adapter, **head, **own}
+        start = {**work.adapter, **head, **self._used(work.adapter, own)}
         trainer.reset(start)
         report = trainer.train(
             rows,
@@ -166,17 +178,21 @@ class PersonalAdapter:
             # A head of the silo's own is drawn to nobody's.
             anchor={**head_of(start), **work.adapter},
         )
-        self._store.write(work.round, trainer.adapter())
+        trained = trainer.adapter()
+        if self._kind == "residual":
+            trained = head_of(trained) | _difference(trained, work.adapter)
+        self._store.write(work.round, trained)
         return {
             "personal_first_loss": report.first_loss,
             "personal_last_loss": report.last_loss,
             "personal_optimiser_steps": float(report.optimiser_steps),
         }
 
-    def current(self, adapter: Tensors) -> dict[str, np.ndarray]:
-        """The adapter that is the silo's own: v_k, or the global A with the silo's own B.
+    def current(self, adapter: Tensors, *, through: int | None = None) -> dict[str, np.ndarray]:
+        """The adapter that is the silo's own: v_k, φ + δ_k, or the global A with the silo's own B.
 
-        Before the first round, it is the global adapter.
+        Before the first round, it is the global adapter. It is that of the newest round, or of the
+        newest up to ``through``.
 
         Raises:
             EvolverSetupError: The silo keeps none.
@@ -184,5 +200,27 @@ class PersonalAdapter:
         """
         if self._kind == "off":
             raise EvolverSetupError("this silo keeps no personal adapter: set the option personal")
-        own = self._store.newest() or {}
-        return {**adapter, **own}
+        store = self._store
+        kept = store.newest() if through is None else store.before(through + 1)
+        return {**adapter, **self._used(adapter, kept or {})}
+
+    def _used(self, adapter: Tensors, kept: Tensors) -> Tensors:
+        """What is used in the place of the shared adapter's factors, of what the store kept."""
+        if self._kind != "residual":
+            return kept
+        part = without_head(kept)
+        if part and _shapes(part) != _shapes(without_head(adapter)):
+            raise PersonalStoreError(
+                "what this silo adds to the shared adapter is of other factors: it is of another "
+                "run, or was changed; delete it to begin again"
+            )
+        return {**kept, **{name: adapter[name] + one for name, one in part.items()}}
+
+
+def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _difference(trained: Tensors, adapter: Tensors) -> dict[str, np.ndarray]:
+    """What the factors came to beside those of the shared adapter."""
+    return {n: one - adapter[n] for n, one in without_head(trained).items()}

@@ -50,6 +50,7 @@ def test_the_files_that_are_announced_are_shipped():
         "fedagent-market.toml",
         "fedagent-shards.toml",
         "fedagent-tuning.toml",
+        "fedse-adding.toml",
         "fedse-demonstrations.toml",
         "fedse-own.toml",
         "fedse-paper.toml",

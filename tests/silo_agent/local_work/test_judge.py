@@ -8,6 +8,7 @@ import pytest
 from evolution.errors import PersonalStoreError
 from evolution.methods.constant import ConstantEvolver
 from evolution.methods.evolver import EvolverSetup
+from evolution.methods.personal.compared import CANDIDATES, Choice, Choices, Compared
 from federation.plan.read import read_plan
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
@@ -25,10 +26,14 @@ class Personal(ConstantEvolver):
     """A method whose personal adapter solves a number of tasks that nothing else does."""
 
     broken = False
+    chooses = None
+
+    def choose(self, work):
+        return self.chooses
 
     def evaluate(self, work):
         rows = super().evaluate(work)
-        if not work.personal:
+        if not (work.personal or work.chosen):
             return rows
         if self.broken:
             raise PersonalStoreError("damaged")
@@ -43,6 +48,15 @@ def plan_of():
     text = sw.plan_toml(rounds=4).decode()
     text = text.replace('method = "constant"', 'method = "fed-se"\nenvironments = ["craft"]', 1)
     return read_plan(text.replace("held_out = 0", "held_out = 8\nevery_rounds = 1").encode())
+
+
+def choices_of(kind):
+    """What tells one kind of candidate apart from the shared adapter, if any."""
+    compared = tuple(
+        Compared(candidate=one, tasks=SECRET, gained=9 * (one.kind == kind), lost=0)
+        for one in CANDIDATES
+    )
+    return Choices(families={"craft": Choice(compared=compared)}, members={"craft": "craft"})
 
 
 @pytest.fixture
@@ -87,7 +101,7 @@ def lived(one):
     return said
 
 
-@pytest.mark.parametrize("personal", ["ditto", "finetune"])
+@pytest.mark.parametrize("personal", ["ditto", "finetune", "residual"])
 def test_a_personal_adapter_is_judged_apart_and_nothing_of_it_leaves(silo, personal):
     without, one = silo("off"), silo(personal)
     assert lived(one) == lived(without)
@@ -108,11 +122,48 @@ def test_a_personal_adapter_is_judged_apart_and_nothing_of_it_leaves(silo, perso
     assert re.search(rf"(?<![\d.]){SECRET}(?!\d)", rounds) is None
 
 
+@pytest.mark.parametrize("kind", ["shared", "own", "interpolated", "base"])
+def test_what_a_silo_chooses_stays_in_it_and_changes_nothing_that_it_says(silo, monkeypatch, kind):
+    without = silo("ditto")
+    said = lived(without)
+    chooses = silo("finetune")
+    monkeypatch.setattr(Personal, "chooses", choices_of(kind))
+    assert lived(chooses) == said
+    assert str(SECRET) not in repr(chooses.reports.calls)
+    assert without.store.choices() == []
+    rows = chooses.store.choices()
+    assert [(row["run"], row["round"]) for row in rows] == [("run-1", 1), ("run-1", 2)]
+    assert all(Choices.of(row) == choices_of(kind) for row in rows)
+    # The shared adapter and the silo's own have their figures already.
+    judged = chooses.store.evaluations()
+    assert [row for row in judged if "chosen" not in row] == without.store.evaluations()
+    found = newest_judgements(judged, "run-1")
+    chosen = [row for row in found if row.chosen]
+    assert bool(chosen) == (kind in {"interpolated", "base"})
+    assert {row.scope for row in chosen} <= {"chosen"}
+
+
+def test_a_choice_that_fails_costs_the_figures_before_it_nothing(silo, monkeypatch):
+    without, fails = silo("ditto"), silo("finetune")
+    said = lived(without)
+
+    def fail(_self, _work):
+        raise PersonalStoreError("damaged")
+
+    monkeypatch.setattr(Personal, "choose", fail)
+    assert lived(fails) == said
+    assert fails.store.evaluations() == without.store.evaluations() != []
+    assert fails.store.choices() == []
+    assert fails.errors() == 2
+
+
 def test_before_the_first_round_the_personal_adapter_is_the_global_one(silo):
     one = silo("ditto")
+    one.work._method.of(plan_of(), "run-1").chooses = choices_of("own")
     one.work.adopted(head_of(0), plan_of())
     one.settle()
     assert {row["personal"] for row in one.store.evaluations()} == {False}
+    assert one.store.choices() == []
 
 
 def test_a_personal_adapter_that_cannot_be_read_costs_the_global_one_nothing(silo, monkeypatch):

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from evolution.errors import EvolverSetupError
-from evolution.methods import options as recipe_options
 from evolution.methods.held_out import judge
 from evolution.rollout.hf import HfEngine
 from federation.adapter.initial import initial_adapter
@@ -16,7 +15,6 @@ from federation.errors import LayoutError
 from federation.plan.read import read_plan
 from silo_agent.config import SiloConfig
 from silo_agent.local_work.plan_terms import (
-    _TRAINED_APART,
     evaluation_of,
     evaluations_of,
     evolver_setup,
@@ -73,16 +71,13 @@ def test_factors_that_a_plan_shares_cannot_be_the_silos_own(tmp_path, method):
         terms(tmp_path, 'personal = "fedsa"', ('method = "fedavg"', f'method = "{method}"'))
 
 
-def test_the_kinds_that_are_judged_apart_are_those_that_are_trained_apart():
-    assert frozenset(recipe_options._TRAINED_APART) == _TRAINED_APART
-
-
 @pytest.mark.parametrize(
     ("options", "round_number", "changes", "personal"),
     [
         ("", 1, (), [False]),
         ('personal = "ditto"', 1, (), [False, True]),
         ('personal = "finetune"', 1, (), [False, True]),
+        ('personal = "residual"', 1, (), [False, True]),
         ('personal = "ditto"', 0, (), [False]),
         ('personal = "ditto"', 1, (FEDSA,), [True]),
         ("", 1, (FEDSA,), [True]),

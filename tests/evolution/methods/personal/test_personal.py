@@ -1,4 +1,4 @@
-"""Adapters of a silo's own: Ditto, fine-tuning, FedSA, and the choice between them."""
+"""Adapters of a silo's own: Ditto, fine-tuning, the residual, FedSA."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import EvolverSetupError, PersonalStoreError
 from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
-from evolution.methods.personal.choice import validation_tasks
 from evolution.methods.personal.store import PersonalStore
+from evolution.methods.probes import validation_tasks
 from evolution.model.lora import initial_adapter
 from evolution.trajectory import Task
 from tests.kit.evolution.silos import silos
@@ -23,6 +23,7 @@ SETTINGS = EvolveSettings(
     episodes=16, tries_per_task=2, max_new_tokens=3, window=2, batch_size=4, learning_rate=1e-2
 )
 DITTO = {"personal": "ditto", "personal_lambda": 0.5}
+RESIDUAL = {"personal": "residual"}
 
 
 class Coin(Environment):
@@ -103,7 +104,7 @@ def rounds(silo, adapter, count, **settings):
     return adapters, results
 
 
-@pytest.mark.parametrize("options", [DITTO, {"personal": "finetune"}])
+@pytest.mark.parametrize("options", [DITTO, {"personal": "finetune"}, RESIDUAL])
 def test_what_is_uploaded_is_the_same_with_and_without_a_personal_adapter(
     make_silo, adapter, options
 ):
@@ -170,7 +171,9 @@ def test_ditto_trains_every_factor_whatever_the_plan_trains(make_silo, adapter):
         factors(adapter, "A")})  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [DITTO, {"personal": "finetune"}, {"personal": "fedsa"}])
+@pytest.mark.parametrize(
+    "options", [DITTO, {"personal": "finetune"}, RESIDUAL, {"personal": "fedsa"}]
+)
 def test_a_restarted_silo_goes_on_and_a_repeated_round_trains_once(make_silo, adapter, options):
     trainable = factors(adapter, "A") if options["personal"] == "fedsa" else None
     straight = make_silo("straight", **options)
@@ -191,6 +194,7 @@ def test_a_restarted_silo_goes_on_and_a_repeated_round_trains_once(make_silo, ad
 
 def test_without_a_round_the_personal_adapter_is_the_global_one(make_silo, adapter):
     assert same(make_silo(**DITTO)._personal.current(adapter), adapter)
+    assert same(make_silo("added", **RESIDUAL)._personal.current(adapter), adapter)
     silo = make_silo("off")
     with pytest.raises(EvolverSetupError, match="no personal adapter"):
         silo.evaluate(Evaluation(round=0, adapter=adapter, adapter_sha256="x", personal=True))
@@ -202,6 +206,58 @@ def test_the_control_that_learns_nothing_leaves_the_personal_adapter_alone(
     silo = make_silo(**DITTO)
     silo.evolve(work(adapter, learn=False))
     assert not (tmp_path / "silo" / "personal").exists()
+
+
+def test_the_residual_is_what_an_own_adapter_adds_to_whatever_is_shared(
+    make_silo, adapter, tmp_path
+):
+    """Federated Residual Learning, arXiv 2003.12880: the own part learns what the sum lacks."""
+    silo, tuned = make_silo(**RESIDUAL), make_silo("tuned", personal="finetune")
+    silo.evolve(work(adapter))
+    tuned.evolve(work(adapter))
+    # The first time it is fine-tuning: there is nothing of its own to begin with.
+    own = tuned._personal.current(adapter)
+    kept = PersonalStore(tmp_path / "silo" / "personal" / "residual").newest()
+    assert kept is not None
+    assert same(kept, {name: own[name] - adapter[name] for name in adapter})
+    newer = {name: value + np.float32(0.25) for name, value in adapter.items()}
+    assert same(silo._personal.current(newer), {n: newer[n] + kept[n] for n in newer})
+    # Fine-tuning keeps the adapter of the round before, however far the shared one has come.
+    assert same(tuned._personal.current(newer), own)
+
+
+def test_the_residual_goes_on_from_its_own_upon_the_newest_shared_adapter(
+    make_silo, adapter, monkeypatch
+):
+    silo = make_silo(**RESIDUAL)
+    silo.evolve(work(adapter))
+    newer = {name: value + np.float32(0.25) for name, value in adapter.items()}
+    expected = silo._personal.current(newer)
+    began = []
+    reset = silo._trainer.reset
+    monkeypatch.setattr(
+        silo._trainer, "reset", lambda tensors: (began.append(dict(tensors)), reset(tensors))
+    )
+    silo.evolve(work(newer, 1))
+    assert same(began[0], newer)
+    assert same(began[-1], expected)
+    assert not same(silo._personal.current(newer), expected)
+
+
+def test_a_part_of_other_factors_is_added_to_nothing(make_silo, adapter, tmp_path):
+    _, without = rounds(make_silo("without"), adapter, 1)
+    silo = make_silo(**RESIDUAL)
+    store = PersonalStore(tmp_path / "silo" / "personal" / "residual")
+    for part in (
+        {name: value[:1] for name, value in adapter.items()},
+        dict(list(adapter.items())[:1]),
+    ):
+        store.write(0, part)
+        with pytest.raises(PersonalStoreError, match="other factors"):
+            silo._personal.current(adapter)
+    second = silo.evolve(work(adapter, 1))
+    assert second.metrics["personal_failed"] == 1.0
+    assert second.delta.keys() == without[0].delta.keys()
 
 
 def test_fedsa_uploads_a_and_keeps_b(make_silo, adapter, tmp_path):
@@ -269,27 +325,6 @@ def test_the_personal_adapter_is_what_is_judged_when_asked_for(make_silo, adapte
     assert sum(row.episodes for row in rows) == 4
 
 
-def test_a_silo_chooses_what_does_best_on_tasks_nobody_learned_from(
-    make_silo, adapter, monkeypatch
-):
-    silo = make_silo(**DITTO)
-    for index in range(3):
-        silo.evolve(work(adapter, index))
-    asked = Evaluation(
-        round=0, adapter=adapter, adapter_sha256="x", episodes=20, temperatures=(1.0,),
-        max_new_tokens=3,
-    )  # fmt: skip
-    choice = silo.choose(asked, others={"worse": {k: -v for k, v in adapter.items()}})
-    assert choice.successes.keys() == {"global", "personal", "worse"}
-    assert set(choice.episodes.values()) == {20}
-    assert choice.successes["personal"] > choice.successes["global"]
-    assert choice.best == "personal"
-    # A tie keeps the global adapter: nobody changes without a reason.
-    monkeypatch.setattr(Coin, "success", lambda _self, _info: False)
-    assert silo.choose(asked).best == "global"
-    assert make_silo("off").choose(asked).successes.keys() == {"global"}
-
-
 def test_validation_tasks_are_the_silos_own_and_were_never_seen(make_silo):
     silo = make_silo(**DITTO)
     train = Coin().task_ids(Split.TRAIN, shard=Shard(index=1, count=2))
@@ -335,7 +370,12 @@ def test_the_store_keeps_two_rounds_and_forgets_a_future_that_did_not_happen(tmp
         ({"personal": "ditto", "personal_epochs": 0}, "personal_epochs"),
         ({"personal": "finetune", "personal_lambda": 0.1}, "no effect"),
         ({"personal": "fedsa", "personal_epochs": 1}, "no effect"),
+        ({"personal": "residual", "personal_lambda": 0.1}, "no effect"),
         ({"personal_lambda": 0.1}, "no effect"),
+        ({"personal_choice": 8}, "no effect"),
+        ({"personal": "fedsa", "personal_choice": 8}, "no effect"),
+        ({"personal": "ditto", "personal_choice": 1}, "whole number from 2"),
+        ({"personal": "ditto", "personal_choice": True}, "whole number from 2"),
         ({"success_filter": "maybe"}, "success_filter"),
         ({"buffer_capacity": 0}, "buffer_capacity"),
         ({"buffer_capacity": 1.5}, "buffer_capacity"),

@@ -9,12 +9,14 @@ import pytest
 
 from evolution.errors import EvolverSetupError
 from evolution.methods import descend, exploring
+from evolution.methods.evolver import Evaluation
 from evolution.methods.expert import EXPERT_ROUND
 from evolution.trajectory import Step, Task, Trajectory
 from tests.kit.evolution.record_round import LOCAL, SHARED, population, step_work, summed, work
 
 SURE = dataclasses.replace(SHARED, record=dataclasses.replace(SHARED.record, sampling_rate=1.0))
 DITTO = {"personal": "ditto"}
+CHOOSES = {"personal": "residual", "personal_choice": 4}
 
 
 class WithoutNoise:
@@ -47,7 +49,19 @@ def demonstration(task_id, environment="coin"):
     )
 
 
-@pytest.mark.parametrize("options", [DITTO, {"personal": "finetune"}])
+def judged(adapter, round_index):
+    """What the silo judges, and by whose tasks it does not choose."""
+    return Evaluation(
+        round=round_index,
+        adapter=adapter,
+        adapter_sha256=str(round_index),
+        episodes=4,
+        temperatures=(1.0,),
+        max_new_tokens=3,
+    )
+
+
+@pytest.mark.parametrize("options", [DITTO, {"personal": "finetune"}, CHOOSES])
 def test_a_step_of_the_sum_is_the_same_with_and_without_a_personal_adapter(
     make_silo, adapter, options
 ):
@@ -55,6 +69,7 @@ def test_a_step_of_the_sum_is_the_same_with_and_without_a_personal_adapter(
     for name, chosen in (("without", {}), ("with", options)):
         silo = make_silo(SURE, name=name, options=chosen)
         metrics.append(silo.evolve(work(adapter, spec=SURE)[0]).metrics)
+        assert (silo.choose(judged(adapter, 0)) is not None) == (chosen is CHOOSES)
         sums.append(summed(silo.unit_sum(step_work(adapter, spec=SURE))))
     assert sums[0].any()
     assert sums[0].tobytes() == sums[1].tobytes()
@@ -62,16 +77,19 @@ def test_a_step_of_the_sum_is_the_same_with_and_without_a_personal_adapter(
     assert "personal_optimiser_steps" not in metrics[0]
 
 
+@pytest.mark.parametrize("options", [DITTO, CHOOSES])
 def test_a_local_round_is_the_same_with_and_without_a_personal_adapter(
-    make_silo, adapter, ledger, monkeypatch
+    make_silo, adapter, ledger, monkeypatch, options
 ):
     monkeypatch.setattr(descend, "DpStep", WithoutNoise)
-    silos = [make_silo(name="without"), make_silo(name="with", options=DITTO)]
+    silos = [make_silo(name="without"), make_silo(name="with", options=options)]
     for index in range(2):
         one, two = (s.evolve(work(adapter, ledger, round_index=index)[0]) for s in silos)
         assert any(d.any() for d in one.delta.values())
         assert all(one.delta[key].tobytes() == two.delta[key].tobytes() for key in one.delta)
         assert two.metrics["personal_optimiser_steps"] > 0
+        # Neither charges anything, nor leaves anything that the next round would read.
+        assert (silos[1].choose(judged(adapter, index)) is not None) == (options is CHOOSES)
 
 
 def test_a_personal_adapter_that_breaks_costs_the_charged_steps_nothing(

@@ -41,6 +41,11 @@ ELSEWHERE = {
     ("chorale-silo", "principles", "show"): "needs one: tests/silo_agent/cli/test_principles.py",
     ("chorale-silo", "principles", "edit"): "needs one: tests/silo_agent/cli/test_principles.py",
     ("chorale-silo", "principles", "delete"): "needs one: tests/silo_agent/cli/test_principles.py",
+    (
+        "chorale-silo",
+        "adapter",
+        "export",
+    ): "needs a choice: tests/silo_agent/local_work/test_chosen_adapter.py",
     ("chorale-silo", "replay"): "needs two adapters of a base model that explores",
     ("chorale-lab", "base", "build"): "makes a model, which takes minutes",
     ("chorale-lab", "base", "import"): "tests/lab/base/test_pretrained.py",
