@@ -1,12 +1,13 @@
 """Judging adapters on held-out tasks, task by task.
 
 An engine plays the same tasks with the same random streams for every adapter of a seed: a task's
-draws depend on the seed and on its place in the split (``evolution.rollout.episodes``), so two
+draws depend on the seed and on its place in the panel (``evolution.rollout.episodes``), so two
 methods can be compared task by task (McNemar) at equal seed. A shorter judgement is a prefix of a
 longer one.
 
 Invariants:
-    1. An outcome string has one character for each task of a label, in the order of the split.
+    1. An outcome string has one character for each task of a label, in the order of the
+       panel (``tasks/panels.py``).
     2. An episode that was dropped is an error: a missing task would shift all that follow.
 
 Covered: the run's environments, with an engine that is lent or one of its own. Not covered:
@@ -20,7 +21,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evolution.envs.tasks import Split
 from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import RolloutEngine
 from evolution.rollout.episodes import run_episodes
@@ -29,6 +29,7 @@ from lab.experiment.config import Run
 from lab.experiment.engines.machines import engine_of
 from lab.experiment.errors import JudgeError
 from lab.experiment.tasks.environments import judged_catalogue
+from lab.experiment.tasks.panels import judged_ids
 
 __all__ = ["Judge", "Judged"]
 
@@ -96,9 +97,9 @@ class Judge:
     def _play(self, name: str, count: int, temperature: float) -> list[Judged]:
         catalogue = judged_catalogue(self._run)
         environment = catalogue.make(name)
-        ids = environment.task_ids(Split(self._run.judge.split))[:count]
         labels = environment.labels
         environment.close()
+        ids = judged_ids(self._run, name)[:count]
         played = run_episodes(
             self._engine,
             [Task(environment=name, task_id=task_id) for task_id in ids],

@@ -57,6 +57,7 @@ ELSEWHERE = {
         "partition",
         "show",
     ): "tests/lab/experiment/tasks/test_partition_command.py",
+    ("chorale-lab", "partition", "judged"): "tests/lab/experiment/tasks/test_panels.py",
     ("chorale-lab", "panel", "chosen"): "needs results: tests/lab/report/test_panel.py",
     ("chorale-lab", "panel", "report"): "needs results: tests/lab/report/test_panel.py",
     ("chorale-lab", "report"): "needs an experiment's results: tests/lab/report/test_report.py",
