@@ -168,7 +168,11 @@ def _run(
 ) -> tuple[str, ...]:
     from evolution.errors import BaseModelError
     from evolution.model.identity import base_sha256
-    from lab.evidence.register import hold_directory, require_registered
+    from lab.evidence.register import (
+        hold_directory,
+        require_no_new_start,
+        require_registered,
+    )
     from lab.evidence.registration import read_registration
     from lab.experiment.config import load_experiment
     from lab.experiment.errors import ExperimentError
@@ -191,8 +195,10 @@ def _run(
             show_result(output, f"{one.setting} seed {one.seed}: {one.method}, {one.rounds} rounds")
         return ()
     with Results(out) as results:
-        if force_new and (aside := results.set_aside()):
-            say(f"set aside: {aside}")
+        if force_new:
+            require_no_new_start(out)
+            if aside := results.set_aside():
+                say(f"set aside: {aside}")
         results.require_same(runs)
         hold_directory(out, held, finished=len(results.done))
         results.keep_file(experiment.read_bytes())

@@ -6,7 +6,7 @@ Invariants:
     2. A run that is held to a registration is one that it names, with the same values, judged on
        the same tasks. Nothing is run where one of them departs.
     3. A directory that is held to a registration stays so, and began with it: no run was finished
-       there before.
+       there before, and none is set aside.
 
 Covered: before a run. Not covered: after it (``verdicts.py``); whether somebody ran the same
 elsewhere before.
@@ -35,7 +35,14 @@ from lab.experiment.config import Run, load_experiment
 from lab.experiment.errors import ExperimentError
 from lab.experiment.tasks.panels import panels_of
 
-__all__ = ["BESIDE_RESULTS", "hold_directory", "register", "registration_of", "require_registered"]
+__all__ = [
+    "BESIDE_RESULTS",
+    "hold_directory",
+    "register",
+    "registration_of",
+    "require_no_new_start",
+    "require_registered",
+]
 
 BESIDE_RESULTS: Final = "registration.json"
 """In a directory of results that are held to it."""
@@ -116,6 +123,20 @@ def require_registered(registration: Registration, content: bytes, runs: Sequenc
         more = len(problems) - _MOST_SHOWN
         shown = problems[:_MOST_SHOWN] + ([f"and {more} more"] if more > 0 else [])
         raise RegistrationError([f"registration {registration.name!r}: {one}" for one in shown])
+
+
+def require_no_new_start(directory: Path) -> None:
+    """Refuse to set aside results that are held to a registration: that would be another try.
+
+    Raises:
+        RegistrationError: They are.
+    """
+    path = directory / BESIDE_RESULTS
+    if path.exists():
+        name = read_registration(path).name
+        raise RegistrationError(
+            [f"{directory} is held to the registration {name!r}: nothing of it is begun anew"]
+        )
 
 
 def hold_directory(directory: Path, registration: Registration | None, *, finished: int) -> None:

@@ -260,7 +260,8 @@ def write_registration(path: Path, registration: Registration) -> bool:
         raise RegistrationError(
             [f"{path} holds another registration: what is registered is not changed; give --out"]
         )
-    replace_file(path, (text,))
+    # It is to be committed, and is no secret.
+    replace_file(path, (text,), mode=0o644)
     return True
 
 

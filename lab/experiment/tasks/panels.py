@@ -4,27 +4,25 @@ A *panel* is those of one environment. Without a purpose they are the first ones
 one (``[judge] purpose``) held-out tasks are dealt to three purposes: what settings are tuned on,
 what is chosen on among them, and what is reported.
 
-::
-
-    purpose of a task   SHA-256 over environment, instruction and first observation, modulo 3
-    order               label after label in turn, as in the split; each label's tasks by their ids
-
-A shuffle of ids would not do: in some environments many ids are one and the same task (the market
-has 511 held-out wishes and 1,008,000 ids). So tasks that open alike have one purpose, and a panel
-has one of them.
+An id is no task: in some environments many ids are one and the same (the market has 511 held-out
+wishes and 1,008,000 ids). Ids that open alike, and that the environment's expert, where it has one,
+solves alike, are one task, and the first of them stands for it. The tasks of a label, in the order
+of the split, are dealt three at a time, one to each purpose, in an order that a digest of
+environment, label and place decides: permuted blocks, as trials are randomised by
+(K. F. Schulz, D. A. Grimes, Lancet 359 (2002) 515).
 
 Invariants:
-    1. No id, and no opening, is of two purposes; no opening is twice in a panel with a purpose.
+    1. No task is of two purposes, and none is twice in a panel with a purpose.
     2. Equal environments give equal panels, whatever the run's seed, method and variants are. A
-       shorter panel is a prefix of a longer one.
-    3. Where the split is large enough, no purpose has one of its first ``LOOKED_AT`` tasks, which
+       panel has its labels in turn, as the split has; a shorter one is a prefix of a longer one.
+    3. Where the split is large enough, no purpose has one of its first ``LOOKED_AT`` ids, which
        files without a purpose judge on.
     4. Fewer tasks than are asked for are an error, and never a shorter panel.
     5. ``Panel.sha256`` is over environment, ids, instruction and first observation, in their order,
        in the encoding that is signed everywhere else (``secagg/canonical.py``).
 
-Covered: environments whose reset is decided by the id. Not covered: tasks that open alike and go on
-unlike (a bandit's arms): they count as one, so such an environment has few panels or none.
+Covered: environments whose reset is decided by the id. Not covered: tasks that open alike and have
+no expert, or one that ends alike, and go on unlike all the same: they count as one.
 """
 
 from __future__ import annotations
@@ -32,15 +30,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations
 from typing import Any, Final, Protocol
 
 from evolution.envs.catalogue import Catalogue
-from evolution.envs.environment import Environment
+from evolution.envs.environment import Environment, SolvesTasks
 from evolution.envs.tasks import Split
+from evolution.envs.variants.spec import VariantSpec
 from evolution.errors import EnvironmentFailureError
 from lab.experiment.errors import JudgeError
 from lab.experiment.tables import JudgeTable, Purpose
-from lab.experiment.tasks.environments import HasSilos, catalogue_of, judged_catalogue
+from lab.experiment.tasks.environments import HasSilos, catalogue_of, variants_of
 from secagg.canonical import digest
 
 __all__ = [
@@ -55,13 +55,15 @@ __all__ = [
 ]
 
 PURPOSES: Final[tuple[Purpose, ...]] = ("tuning", "choosing", "reporting")
-"""A task's digest modulo 3 says which."""
+"""In the order in which permutations are counted."""
 LOOKED_AT: Final = 100_000
 """As many as ``judge.held_out`` may be."""
-_MOST_LOOKED: Final = 64
+_MOST_LOOKED: Final = 16
 """Tasks that are looked at for each that is asked for, before there are too few."""
 _PANEL: Final = "chorale/v1/lab-panel"
 _PURPOSE: Final = "chorale/v1/lab-purpose"
+_TASK: Final = "chorale/v1/lab-task"
+_ORDERS: Final = tuple(permutations(PURPOSES))
 
 
 class IsJudged(HasSilos, Protocol):
@@ -119,15 +121,7 @@ def judged_ids(run: IsJudged, name: str) -> Sequence[int]:
         JudgeError: There are not as many for the purpose as are asked for.
         EnvironmentFailureError: The environment cannot be made, or does not begin a task.
     """
-    judge, catalogue = run.judge, catalogue_of(run)
-    wanted = max(judge.held_out, judge.held_out_other)
-    if judge.purpose is not None:
-        return _dealt(catalogue, name, judge.purpose, wanted)
-    environment = catalogue.make(name)
-    try:
-        return environment.task_ids(Split(judge.split))[:wanted]
-    finally:
-        environment.close()
+    return _judged_ids(catalogue_of(run), run.judge, name)
 
 
 def unjudged(run: IsJudged) -> Iterator[str]:
@@ -150,18 +144,41 @@ def panels_of(run: IsJudged) -> tuple[Panel, ...]:
         JudgeError: As for ``judged_ids``.
         EnvironmentFailureError: As for ``judged_ids``.
     """
-    catalogue = judged_catalogue(run)
     names = dict.fromkeys(name for silo in run.silos for name in silo.environments)
+    variants = variants_of(run, range(len(run.silos)))
+    return _panels(catalogue_of(run), run.judge, tuple(names), tuple(variants.items()))
+
+
+@lru_cache(maxsize=64)
+def _panels(
+    catalogue: Catalogue,
+    judge: JudgeTable,
+    names: tuple[str, ...],
+    variants: tuple[tuple[str, VariantSpec], ...],
+) -> tuple[Panel, ...]:
+    """Settings of one file mostly have the same panels, and beginning a task may take long."""
+    judged = catalogue.with_variants(dict(variants)).unperturbed()
     panels = []
     for name in names:
-        ids = judged_ids(run, name)[: run.judge.held_out]
-        environment = catalogue.make(name)
+        ids = _judged_ids(catalogue, judge, name)[: judge.held_out]
+        environment = judged.make(name)
         try:
             opened = tuple(_opened(environment, task_id) for task_id in ids)
         finally:
             environment.close()
-        panels.append(Panel(environment=name, purpose=run.judge.purpose, opened=opened))
+        panels.append(Panel(environment=name, purpose=judge.purpose, opened=opened))
     return tuple(panels)
+
+
+def _judged_ids(catalogue: Catalogue, judge: JudgeTable, name: str) -> Sequence[int]:
+    wanted = max(judge.held_out, judge.held_out_other)
+    if judge.purpose is not None:
+        return _dealt(catalogue, name, judge.purpose, wanted)
+    environment = catalogue.make(name)
+    try:
+        return environment.task_ids(Split(judge.split))[:wanted]
+    finally:
+        environment.close()
 
 
 def _opened(environment: Environment, task_id: int) -> Opened:
@@ -183,28 +200,39 @@ def _walked(environment: Environment, purpose: Purpose, wanted: int) -> tuple[in
     ids, labels = environment.task_ids(Split.HELD_OUT), len(environment.labels)
     quotas = [len(range(label, wanted, labels)) for label in range(labels)]
     found: list[list[int]] = [[] for _ in quotas]
-    seen: set[bytes] = set()
+    met, seen = [0] * labels, set[bytes]()
     first = -(-LOOKED_AT // labels) * labels
     if len(ids) - first < len(PURPOSES) * LOOKED_AT:
         first = 0
     for task_id in ids[first : first + wanted * _MOST_LOOKED]:
         # As the judge reads it from the id.
         label = task_id % labels
-        if len(found[label]) == quotas[label]:
+        key = _task(environment, task_id)
+        if key in seen:
             continue
-        observation, _ = environment.reset(task_id)
-        # Without the line that a variant may say first: a purpose is the same for all settings.
-        opening = (environment.name, environment.instruction, observation)
-        key = digest(_PURPOSE, *opening)
-        if key not in seen and PURPOSES[int.from_bytes(key) % len(PURPOSES)] == purpose:
-            found[label].append(task_id)
         seen.add(key)
-        if all(len(have) == quota for have, quota in zip(found, quotas, strict=True)):
-            break
-    least = min(len(have) for have, quota in zip(found, quotas, strict=True) if quota)
-    if any(len(have) < quota for have, quota in zip(found, quotas, strict=True)):
-        raise JudgeError(
-            f"held_out: {environment.name!r} has too few tasks that open differently for the "
-            f"purpose {purpose!r}: {wanted} are asked for; ask for at most {least * labels}"
-        )
-    return tuple(found[place % labels][place // labels] for place in range(wanted))
+        block, place = divmod(met[label], len(PURPOSES))
+        met[label] += 1
+        if _dealt_order(environment.name, label, block)[place] == purpose:
+            found[label].append(task_id)
+        if all(len(have) >= quota for have, quota in zip(found, quotas, strict=True)):
+            return tuple(found[place % labels][place // labels] for place in range(wanted))
+    least = min(len(have) for have in found) * labels
+    raise JudgeError(
+        f"held_out: {environment.name!r} has too few tasks that are not the same for the purpose "
+        f"{purpose!r}: {wanted} are asked for; ask for at most {least}"
+    )
+
+
+def _task(environment: Environment, task_id: int) -> bytes:
+    """What makes ids one task: how it opens, without a variant's own line, and how it is solved."""
+    observation, _ = environment.reset(task_id)
+    opening = environment.instruction, observation
+    solution = environment.solve(task_id) if isinstance(environment, SolvesTasks) else ()
+    return digest(_TASK, environment.name, *opening, tuple(solution))
+
+
+def _dealt_order(name: str, label: int, block: int) -> tuple[Purpose, ...]:
+    """Which purposes three tasks of a label go to, in their order."""
+    drawn = int.from_bytes(digest(_PURPOSE, name, label, block))
+    return _ORDERS[drawn % len(_ORDERS)]

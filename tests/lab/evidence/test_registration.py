@@ -337,12 +337,17 @@ def test_the_commands_from_claim_to_report(claims, tmp_path, monkeypatch):
     without = invoke(app, [*words, *some])
     assert without.exit_code == 1
     assert "give --registration" in without.output
+    anew = invoke(app, [*words, *some, "--registration", str(held), "--force-new"])
+    assert anew.exit_code == 1
+    assert "nothing of it is begun anew" in anew.output
     report = invoke(app, ["report", str(out)])
     assert report.exit_code == 0, report.output
     assert report.stdout.startswith("## Registered: claims\n")
     assert "**not run**: seeds 3 are missing" in report.stdout
     assert "4 of 6 registered runs are finished" in report.stdout
     assert "* not run: two at seeds 3" in report.stdout
+    panel = read_registration(held).panels["craft"].sha256
+    assert f"Judged on: craft, 16 tasks, SHA-256 `{panel}`." in report.stdout
     given = invoke(app, ["report", str(out), "--registration", str(held), "--format", "json"])
     content = json.loads(given.stdout)["registration"]
     assert [one["verdict"] for one in content["found"]] == ["not run", "not run"]
