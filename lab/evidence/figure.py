@@ -71,10 +71,10 @@ def difference_of(
             first, second = (_row(rows, name, figure) for name in (setting, reference))
             return compare(first, second, figure.temperature, counted).macro
         silos = Silos(experiment, figure.temperature)
-        options = [_option(silos, name, figure) for name in (setting, reference)]
+        option, alone = (_option(silos, name, figure) for name in (setting, reference))
         if not silos.indices:
             raise FigureError("no line says which tasks a silo owns")
-        return silos.gain(*options, figure.tasks)
+        return silos.gain(option, alone, figure.tasks)
     except ReportError as error:
         raise FigureError(f"{setting} − {reference}, {figure.words}: {error}") from error
 

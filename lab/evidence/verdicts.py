@@ -25,10 +25,10 @@ made after the registration was committed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from scipy.special import stdtr
 
@@ -84,6 +84,10 @@ class Judgement:
 
     name: str
     digest: str
+    purpose: str
+    """What the panels are for; empty for the first tasks of the split."""
+    panels: Mapping[str, Mapping[str, Any]]
+    """By environment: how many tasks, and their digest."""
     rule: str
     """The stopping rule."""
     planned: int
@@ -109,6 +113,8 @@ def judged_by(registration: Registration, results: Results) -> Judgement:
     return Judgement(
         name=registration.name,
         digest=registration.digest,
+        purpose=registration.purpose or "",
+        panels={name: panel.model_dump() for name, panel in registration.panels.items()},
         rule=registration.stopping.rule,
         planned=registration.stopping.runs,
         counted=sum(setting in registration.primary for setting, _ in counted),
@@ -135,12 +141,17 @@ def render_judgement(judgement: Judgement) -> list[str]:
     head = ["hypothesis", "difference", "figure", "target", "mean", "over tasks", "over seeds"]
     head += ["p", "p (Holm)", "verdict"]
     told = [f"* {escaped(line)}" for line in judgement.deviations] or ["* None."]
+    panels = "; ".join(
+        f"{escaped(name)}, {panel['tasks']} tasks, SHA-256 `{panel['sha256']}`"
+        for name, panel in judgement.panels.items()
+    )
     return [
         f"## Registered: {escaped(judgement.name)}",
         (
             f"Digest `{judgement.digest}`. {judgement.counted} of {judgement.planned} registered "
             f"runs are finished as they were registered. Stopping rule: {escaped(judgement.rule)}"
         ),
+        f"Panels{_purpose(judgement.purpose)}: {panels}.",
         _WORDS,
         "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *lines]),
         "Departs from what was registered:",
@@ -156,6 +167,12 @@ _WORDS: Final = (
     "mean lies beyond the target on the registered side, the adjusted p is at most 0.05, and the "
     "interval over tasks lies beyond the target. Fewer seeds are no verdict."
 )
+
+
+def _purpose(purpose: str) -> str:
+    if purpose:
+        return f" of the purpose *{purpose}*"
+    return " without a purpose, on which settings may have been chosen"
 
 
 def _other(registration: Registration, run: RunLine) -> str:

@@ -46,6 +46,8 @@ __all__ = ["DRAWS", "ByTask", "TaskInterval"]
 
 DRAWS: Final = 4000
 _SEED: Final = 0x7A5C
+_MOST_HELD: Final = 1 << 21
+"""Numbers in one block of draws: 8 MiB."""
 _ENDS: Final = (0.025, 0.975)
 _Place = tuple[str, str]
 _Array = npt.NDArray[np.float32]
@@ -118,13 +120,15 @@ class ByTask:
         value = float(weight @ (x.sum(1, dtype=np.float64) / n.sum(1, dtype=np.float64)))
         over, under = np.zeros((2, len(cells), DRAWS))
         for number, places in enumerate(strata):
-            drawn = _drawn(len(places), number)
-            for cell in np.flatnonzero(n[:, places[0]]):
-                over[cell] += drawn @ x[cell, places]
-                counts = n[cell, places]
-                # As many tasks are drawn as there are: alike counts add up to the same in each.
-                alike = (counts == counts[0]).all()
-                under[cell] += counts.sum() if alike else drawn @ counts
+            for start in range(0, DRAWS, rows := _rows(len(places))):
+                drawn = _drawn(len(places), number, start)
+                at = slice(start, start + rows)
+                for cell in np.flatnonzero(n[:, places[0]]):
+                    over[cell, at] += drawn @ x[cell, places]
+                    counts = n[cell, places]
+                    # As many tasks are drawn as there are: alike counts add up to the same.
+                    alike = (counts == counts[0]).all()
+                    under[cell, at] += counts.sum() if alike else drawn @ counts
         low, high = np.quantile(weight @ (over / under), _ENDS)
         return TaskInterval(value=value, low=float(low), high=float(high), tasks=x.shape[1])
 
@@ -167,17 +171,24 @@ class ByTask:
 _EMPTY: Final = np.zeros(0, dtype=np.float32)
 
 
+def _rows(tasks: int) -> int:
+    """How many draws of so many tasks are held at once."""
+    return max(1, min(DRAWS, _MOST_HELD // tasks))
+
+
 @lru_cache(maxsize=16)
-def _drawn(tasks: int, number: int) -> _Array:
-    """How often each of some tasks is drawn, in every draw; ``number`` keeps strata apart."""
-    rng = np.random.default_rng([_SEED, number, tasks])
-    places = rng.integers(tasks, size=(DRAWS, tasks)) + np.arange(DRAWS)[:, None] * tasks
-    counts = np.bincount(places.ravel(), minlength=DRAWS * tasks)
-    return counts.reshape(DRAWS, tasks).astype(np.float32)
+def _drawn(tasks: int, number: int, start: int) -> _Array:
+    """How often each of some tasks is drawn, in some draws; ``number`` keeps strata apart."""
+    rng = np.random.default_rng([_SEED, number, tasks, start])
+    rows = min(_rows(tasks), DRAWS - start)
+    places = rng.integers(tasks, size=(rows, tasks)) + np.arange(rows)[:, None] * tasks
+    counts = np.bincount(places.ravel(), minlength=rows * tasks)
+    return counts.reshape(rows, tasks).astype(np.float32)
 
 
 def _numbers(outcomes: str) -> _Array:
-    return (np.frombuffer(outcomes.encode(), dtype=np.uint8) == ord("1")).astype(np.float32)
+    solved: npt.NDArray[np.bool_] = np.frombuffer(outcomes.encode(), dtype=np.uint8) == ord("1")
+    return solved.astype(np.float32)
 
 
 def _padded(values: _Array, size: int) -> _Array:

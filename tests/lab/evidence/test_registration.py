@@ -347,6 +347,7 @@ def test_the_commands_from_claim_to_report(claims, tmp_path, monkeypatch):
     assert "4 of 6 registered runs are finished" in report.stdout
     assert "* not run: two at seeds 3" in report.stdout
     panel = read_registration(held).panels["craft"].sha256
+    assert "Panels of the purpose *reporting*: craft, 16 tasks" in report.stdout
     assert f"Judged on: craft, 16 tasks, SHA-256 `{panel}`." in report.stdout
     given = invoke(app, ["report", str(out), "--registration", str(held), "--format", "json"])
     content = json.loads(given.stdout)["registration"]

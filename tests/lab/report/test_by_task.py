@@ -118,6 +118,17 @@ def test_outcomes_that_are_all_alike_have_wilsons_limits_of_each_task_once():
         same.add_pair("craft", "craft", "", "01", "010")
 
 
+def test_many_tasks_are_drawn_in_blocks():
+    """As many as a file may judge on would not fit at once; two thousand are four blocks."""
+    rng = np.random.default_rng(6)
+    outcomes = rng.random((2_000, 2)) < 0.3
+    found = of_seeds(outcomes).rate()
+    half = 1.959964 * outcomes.mean(1).std() / np.sqrt(2_000)
+    assert (found.low, found.high) == pytest.approx(
+        (found.value - half, found.value + half), abs=2e-3
+    )
+
+
 def test_tasks_judged_less_often_count_in_their_own_cells():
     """A silo was judged on all four tasks, another on the first two: means of means, as drawn."""
     found = ByTask()
