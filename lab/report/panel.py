@@ -162,7 +162,7 @@ def load_panel(directory: Path) -> Panel:
     runs: dict[str, dict[int, dict[str, float]]] = {}
     judged: dict[str, dict[int, dict[str, Sequence[EvalLine]]]] = {}
     for run in experiment.runs:
-        lines = {
+        lines: dict[str, Sequence[EvalLine]] = {
             figure: _judged(experiment, run.setting, run.seed, greedy=figure == "greedy")
             for figure in _SUCCESSES
         }
