@@ -8,6 +8,8 @@ from lab.cli.decisions import replay_decisions
 from lab.cli.diagnose import diagnose
 from lab.cli.panel import app as panel_app
 from lab.cli.partition import app as partition_app
+from lab.cli.power import power
+from lab.cli.register import register
 from lab.cli.report import report
 from lab.cli.run import run
 from ops.cli.envelope import command_line, run_app
@@ -27,6 +29,8 @@ app.add_typer(panel_app, name="panel")
 app.command()(run)
 app.command()(diagnose)
 app.command()(report)
+app.command()(power)
+app.command()(register)
 app.command("replay-decisions")(replay_decisions)
 
 

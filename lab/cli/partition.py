@@ -15,20 +15,23 @@ from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_resul
 
 if TYPE_CHECKING:
     from lab.experiment.config import Experiment, Run
+    from lab.experiment.tasks.panels import Panel
     from lab.experiment.tasks.report import PartitionReport
 
 __all__ = ["app"]
 
 app = typer.Typer(
-    no_args_is_help=True, help="How tasks are dealt to silos, and which the base solves."
+    no_args_is_help=True,
+    help="How tasks are dealt to silos, which the base solves, and which are judged on.",
 )
+_SHOWN_IDS = 6
 _MEASURES = {"preference": "omega", "coverage": "xi", "hardness": "xi_hard"}
 _File = Annotated[Path, typer.Argument(help="Experiment file, TOML.", exists=True, dir_okay=False)]
 
 
 @app.callback()
 def partition() -> None:
-    """How tasks are dealt to silos, and which the base solves."""
+    """How tasks are dealt to silos, which the base solves, and which are judged on."""
 
 
 @app.command()
@@ -79,6 +82,62 @@ def show(
                 show_result(output, *_lines(report, list(dict.fromkeys(settings)), seeds))
                 data.append({"settings": list(dict.fromkeys(settings)), **_data(report)})
         succeed(output, {"partitions": data, "seeds": seeds})
+
+
+@app.command()
+def judged(experiment: _File, output: Output = Format.TEXT) -> None:
+    """Say which held-out tasks the file judges on, with the digest of each panel.
+
+    A panel is the tasks of one environment. Its SHA-256 is over environment, task ids and what each
+    task opens with, so that equal digests are equal tasks. Nothing is played, and no model is read.
+
+    \b
+    chorale-lab partition judged experiment.toml
+    """  # noqa: D301  # click reads the backspace: leave the block as it is
+    with answering(output), _told():
+        from lab.experiment.config import load_experiment
+        from lab.experiment.tasks.panels import panels_of
+
+        loaded = load_experiment(experiment)
+        base_dir = (experiment.resolve().parent / loaded.base).resolve()
+        found: dict[tuple[str, str], tuple[Panel, list[str]]] = {}
+        for run in {
+            run.setting: run for run in loaded.runs(base_dir=base_dir, base_sha256="")
+        }.values():
+            for panel in panels_of(run):
+                key = panel.environment, panel.sha256
+                found.setdefault(key, (panel, []))[1].append(run.setting)
+        data = []
+        for panel, settings in found.values():
+            purpose = panel.purpose or "no purpose: the first tasks of the split"
+            show_result(
+                output,
+                f"{panel.environment}: {len(panel.opened)} tasks, {purpose}; {panel.distinct} open "
+                f"differently; judged in {', '.join(settings)}",
+                f"  sha256 {panel.sha256}",
+                f"  task ids {_ids(panel)}",
+            )
+            data.append(
+                {
+                    "environment": panel.environment,
+                    "purpose": panel.purpose,
+                    **panel.described,
+                    "distinct": panel.distinct,
+                    "task_ids": [one.task_id for one in panel.opened],
+                    "settings": settings,
+                }
+            )
+        succeed(output, {"panels": data})
+
+
+def _ids(panel: Panel) -> str:
+    ids = [one.task_id for one in panel.opened]
+    if ids == list(range(ids[0], ids[0] + len(ids))):
+        return f"{ids[0]} to {ids[-1]}"
+    shown = ", ".join(map(str, ids[:_SHOWN_IDS]))
+    return (
+        f"{shown} … {ids[-1]} (all of them with --format json)" if len(ids) > _SHOWN_IDS else shown
+    )
 
 
 @app.command()

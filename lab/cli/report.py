@@ -35,6 +35,14 @@ def report(
         typer.Option(help="Setting, or row, that the others are tested against; else fedse."),
     ] = "",
     label: Annotated[str, typer.Option(help="Only what was judged on tasks of this label.")] = "",
+    registration: Annotated[
+        Path | None,
+        typer.Option(
+            help="What was registered (chorale-lab register): said first, hypothesis by "
+            "hypothesis, with whatever departs. If not given, that which DIR is held to.",
+            show_default=False,
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(help="Setting among which a silo's best is chosen; repeat for more."),
@@ -43,8 +51,11 @@ def report(
     """Tables, paired tests, curves and the summary line of one or more experiments.
 
     Intervals over tasks speak of the adapters that were trained; those over seeds of another run.
+    No interval speaks of both at once.
     Experiments that differ only in seeds and in what was judged are also taken together.
     """
+    from lab.evidence.errors import EvidenceError
+    from lab.evidence.register import registration_of
     from lab.report.document import write_report
     from lab.report.errors import ReportError
     from lab.report.report import Choices
@@ -60,8 +71,9 @@ def report(
             plots=plots or directories[0] / "plots",
             out=out,
             label=label,
+            registration=registration_of(directories, registration),
         )
-    except ReportError as error:
+    except (EvidenceError, ReportError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     if out is None:

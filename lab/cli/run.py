@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lab.cli.program import answering
+from lab.cli.register import registration_told
 from lab.experiment.engines.choice import EngineChoice, EngineKind, require_engine
 from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_result, succeed
 
@@ -44,6 +45,13 @@ def run(
         bool,
         typer.Option("--force-new", help="Set existing results aside and start again."),
     ] = False,
+    registration: Annotated[
+        Path | None,
+        typer.Option(
+            help="What was registered of it (chorale-lab register): whatever departs is refused.",
+            show_default=False,
+        ),
+    ] = None,
     engine: Annotated[
         EngineKind,
         typer.Option(help="Where a run's silos work: one after another, or side by side on Ray."),
@@ -87,10 +95,12 @@ def run(
     next time after the last round that they finished.
     Settings and seeds may be added to the file later; a finished run whose values were changed is
     refused, never overwritten.
+    With --registration nothing runs that departs from what was registered: another file, setting,
+    seed or panel. The directory keeps the registration and is held to it from then on.
 
     Exit code 1 if a run failed or the file is wrong.
     """  # noqa: D301  # click reads the backspace: leave the block as it is
-    with answering(output), _sigterm_interrupts():
+    with answering(output), _sigterm_interrupts(), registration_told():
         from lab.experiment.errors import EngineError, ExperimentError
 
         choice = EngineChoice(kind=engine, actors=actors, gpus_per_actor=gpus_per_actor)
@@ -109,6 +119,7 @@ def run(
                 output=output,
                 force_new=force_new,
                 choice=choice,
+                registered=registration,
             )
         except ExperimentError as error:
             raise CommandError(
@@ -153,9 +164,16 @@ def _run(
     output: Format,
     force_new: bool,
     choice: EngineChoice,
+    registered: Path | None,
 ) -> tuple[str, ...]:
     from evolution.errors import BaseModelError
     from evolution.model.identity import base_sha256
+    from lab.evidence.register import (
+        hold_directory,
+        require_no_new_start,
+        require_registered,
+    )
+    from lab.evidence.registration import read_registration
     from lab.experiment.config import load_experiment
     from lab.experiment.errors import ExperimentError
     from lab.experiment.results import Results
@@ -168,15 +186,21 @@ def _run(
     except BaseModelError as error:
         raise ExperimentError(f"base: {error}") from error
     chosen = _chosen(runs, only, seeds)
+    held = None if registered is None else read_registration(registered)
+    if held is not None:
+        require_registered(held, experiment.read_bytes(), chosen)
     require_aggregations(chosen)
     if check:
         for one in chosen:
             show_result(output, f"{one.setting} seed {one.seed}: {one.method}, {one.rounds} rounds")
         return ()
     with Results(out) as results:
-        if force_new and (aside := results.set_aside()):
-            say(f"set aside: {aside}")
+        if force_new:
+            require_no_new_start(out)
+            if aside := results.set_aside():
+                say(f"set aside: {aside}")
         results.require_same(runs)
+        hold_directory(out, held, finished=len(results.done))
         results.keep_file(experiment.read_bytes())
         outcome = run_all(chosen, results, workers=workers, say=say, choice=choice)
     show_result(

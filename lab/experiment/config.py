@@ -17,7 +17,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -65,10 +64,10 @@ from lab.experiment.tables import (
     TrainingTable,
     VariantsTable,
 )
-from lab.experiment.tasks.dealing import dealing_of
+from lab.experiment.tasks.dealing import undealt
 from lab.experiment.tasks.environments import catalogue_of, foreign_of, labels_of
+from lab.experiment.tasks.panels import unjudged
 from lab.experiment.tasks.partition import PartitionTable, overridden_partition, pinned
-from lab.partitions.errors import PartitionError
 
 __all__ = ["Experiment", "Run", "load_experiment", "read_run"]
 
@@ -146,11 +145,11 @@ class Run(Section):
         """Everything that decides the result, as JSON.
 
         What was added to the files later is in it only where it is used, so that runs which were
-        done before keep their digests: groups, an attack, ``per_round``, a partition, variants,
-        another recipe or other parts of it, a choice between adapters, another ``dtype``, a target,
-        another engine (whose draws are others), foreign environments. Where a server listens, what
-        is computed on and how it fits into memory change results by rounding at most; where a
-        partition's file of flags lies changes nothing, and its content stands for it.
+        done before keep their digests: groups, an attack, ``per_round``, a purpose, a partition,
+        variants, another recipe or other parts of it, a choice between adapters, another ``dtype``,
+        a target, another engine (whose draws are others), foreign environments. Where a server
+        listens, what is computed on and how it fits into memory change results by rounding at most;
+        where a partition's file of flags lies changes nothing, and its content stands for it.
         """
         without = {"base", "rollout", "training", "plugins", "foreign"}
         without |= {name for name in _OPTIONAL if getattr(self, name) is None}
@@ -160,7 +159,7 @@ class Run(Section):
             without.add("target")
         found = self.model_dump(mode="json", exclude=without)
         _leave_out(found["evolve"], EVOLVE_LATER, EvolveTable())
-        _leave_out(found["judge"], ("split",), JudgeTable())
+        _leave_out(found["judge"], ("split", "purpose"), JudgeTable())
         if self.attack is not None and not self.attack.poisons:
             del found["attack"]["poisons"]
         for silo in found["silos"]:
@@ -493,7 +492,8 @@ def _unrunnable(run: Run) -> Iterator[str]:
         some = run.per_round is not None
         yield from unguarded(run.method, method, run.aggregation, run.noise, some=some)
     if run.partition is not None:
-        yield from _undealt(run, run.partition)
+        yield from undealt(run, run.partition)
+    yield from unjudged(run)
     if run.orchestration is not None:
         yield from unsimulated(
             run.orchestration,
@@ -505,25 +505,6 @@ def _unrunnable(run: Run) -> Iterator[str]:
     yield from _variants(run)
     if method.explores and run.evolve.episodes < run.evolve.tries_per_task:
         yield "evolve.episodes: fewer than evolve.tries_per_task, so no task is tried in full"
-
-
-def _undealt(run: Run, partition: PartitionTable) -> Iterator[str]:
-    """What a partition and the silos do not allow each other."""
-    for silo in run.silos:
-        if silo.tasks or silo.shard_count > 1:
-            yield (
-                f"partition: it deals all tasks, and silo {silo.name!r} has its own by "
-                f"{'tasks' if silo.tasks else 'shard_count'}: remove one of the two"
-            )
-            return
-    explorers = Counter(name for silo in run.silos for name in silo.environments)
-    for name, silos in explorers.items():
-        try:
-            dealing_of(run, partition, name, silos=silos)
-        except (PartitionError, EnvironmentFailureError) as error:
-            yield f"partition: {name}: {error}"
-        except ExperimentFileError as error:
-            yield from error.problems
 
 
 def _variants(run: Run) -> Iterator[str]:

@@ -1,12 +1,13 @@
 """Judging adapters on held-out tasks, task by task.
 
 An engine plays the same tasks with the same random streams for every adapter of a seed: a task's
-draws depend on the seed and on its place in the split (``evolution.rollout.episodes``), so two
+draws depend on the seed and on its place in the panel (``evolution.rollout.episodes``), so two
 methods can be compared task by task (McNemar) at equal seed. A shorter judgement is a prefix of a
 longer one.
 
 Invariants:
-    1. An outcome string has one character for each task of a label, in the order of the split.
+    1. An outcome string has one character for each task of a label, in the order of the
+       panel (``tasks/panels.py``).
     2. An episode that was dropped is an error: a missing task would shift all that follow.
 
 A silo that chooses what to use (``evolution/methods/personal/choice.py``) does so by tasks of the
@@ -37,6 +38,7 @@ from lab.experiment.engines.machines import engine_of
 from lab.experiment.errors import JudgeError
 from lab.experiment.tasks.environments import judged_catalogue
 from lab.experiment.tasks.own_tasks import own_labels
+from lab.experiment.tasks.panels import judged_ids
 
 __all__ = ["Judge", "Judged"]
 
@@ -111,12 +113,11 @@ class Judge:
         for name in run.silos[silo].environments:
             environment = catalogue.make(name)
             members[name] = environment.family
-            most = max(run.judge.held_out, run.judge.held_out_other)
             tasks += tasks_to_choose_by(
                 environment,
                 name=name,
                 shard=None,
-                judged=environment.task_ids(split)[:most],
+                judged=judged_ids(run, name),
                 count=run.evolve.personal_choice,
                 split=split,
                 labels=own_labels(run, silo, name),
@@ -151,9 +152,9 @@ class Judge:
     def _play(self, name: str, count: int, temperature: float) -> list[Judged]:
         catalogue = judged_catalogue(self._run)
         environment = catalogue.make(name)
-        ids = environment.task_ids(Split(self._run.judge.split))[:count]
         labels = environment.labels
         environment.close()
+        ids = judged_ids(self._run, name)[:count]
         played = run_episodes(
             self._engine,
             [Task(environment=name, task_id=task_id) for task_id in ids],

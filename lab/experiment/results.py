@@ -4,6 +4,7 @@
 
     results.jsonl          the rows of finished runs, one after another
     experiment.toml        the file as it was last run
+    registration.json      what it is held to, if to anything (``lab/evidence/register.py``)
     runs/SETTING-SEED/     run.json, log.txt, and the final adapters, each silo's own too; while
                            it is unfinished, its state after the newest two rounds (``state.py``)
     .lock                  held by the one process that writes

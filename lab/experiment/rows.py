@@ -9,7 +9,7 @@ Covered: making lines. Not covered: writing them (``results.py``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from evolution.methods.personal.compared import Candidate
@@ -111,12 +111,19 @@ def eval_rows(
 
 
 def run_row(
-    run: Run, *, wall_s: float, episodes: int, adapter_sha256: str, versions: dict[str, str]
+    run: Run,
+    *,
+    wall_s: float,
+    episodes: int,
+    adapter_sha256: str,
+    versions: dict[str, str],
+    panels: Mapping[str, Mapping[str, Any]],
 ) -> Row:
     """A run that is done.
 
     ``wall_s`` is everything, judging included; ``episodes`` those that all silos explored together.
     ``adapter_sha256`` is that of the final adapter, and of several the digest of their digests.
+    ``panels`` are the tasks that it was judged on, by environment: how many, and their digest.
     """
     config = run.described()
     for index, silo in enumerate(config["silos"]):
@@ -130,6 +137,7 @@ def run_row(
         **_of(run),
         "config": config,
         "config_sha256": run.sha256,
+        "panels": {name: dict(panel) for name, panel in panels.items()},
         "rounds": run.rounds,
         "wall_s": round(wall_s, 3),
         "episodes": episodes,

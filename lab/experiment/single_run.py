@@ -70,6 +70,7 @@ from lab.experiment.state import Kept, RunStates
 from lab.experiment.sums import PlainSum, RoundMean
 from lab.experiment.tables import GuardTable
 from lab.experiment.tasks.environments import catalogue_of
+from lab.experiment.tasks.panels import panels_of
 
 __all__ = ["DECISIONS", "Progress", "RunResult", "aggregation_of", "play_run", "versions_of"]
 
@@ -210,6 +211,7 @@ def play_run(
             episodes=episodes,
             adapter_sha256=_digest(adapters),
             versions=versions_of(run),
+            panels={panel.environment: panel.described for panel in panels_of(run)},
         )
     )
     return RunResult(rows=rows, adapters=adapters, personal=personal, decisions=decisions)

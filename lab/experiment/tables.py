@@ -40,6 +40,7 @@ __all__ = [
     "JudgeTable",
     "NoiseTable",
     "OrchestrationTable",
+    "Purpose",
     "RolloutTable",
     "Section",
     "SettingTable",
@@ -61,6 +62,7 @@ Alpha = Annotated[float, Field(gt=0, le=4096)]
 Sums = Literal["plain", "masked"]
 PerRound = Annotated[int, Field(ge=0, le=MAX_SILOS)]
 Dtype = Literal["float32", "bfloat16"]
+Purpose = Literal["tuning", "choosing", "reporting"]
 PlainText = Annotated[str, Field(max_length=512)]
 
 
@@ -197,6 +199,9 @@ class JudgeTable(Section):
     """The same, where one silo's own adapter is judged outside its families."""
     split: Literal["held_out", "pretrain"] = "held_out"
     """``pretrain`` is for tuning: tasks that no reported table is about."""
+    purpose: Purpose | None = None
+    """Whose part of the held-out tasks (``lab/experiment/tasks/panels.py``): no two purposes share
+    one. None: the first ones of the split."""
     temperatures: Annotated[
         tuple[Annotated[float, Field(ge=0, le=10)], ...], Field(min_length=1, max_length=8)
     ] = (1.0, 0.0)
@@ -206,6 +211,15 @@ class JudgeTable(Section):
     0: only after the last."""
     silos_every: Rounds = 0
     """The same for adapters that belong to one silo or one cluster."""
+
+    @model_validator(mode="after")
+    def _one_part(self) -> JudgeTable:
+        if self.purpose is not None and self.split != "held_out":
+            raise ValueError(
+                "purpose: held-out tasks are dealt to purposes, and none of another split: leave "
+                "one of the two out"
+            )
+        return self
 
 
 class RolloutTable(Section):

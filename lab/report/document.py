@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+from lab.evidence.registration import Registration
+from lab.evidence.verdicts import judged_by, render_judgement
 from lab.report.markdown import render
 from lab.report.plots import draw_plots, slug
 from lab.report.pooled import pooled
@@ -32,16 +34,19 @@ def write_report(
     plots: Path,
     out: Path | None,
     label: str = "",
+    registration: Registration | None = None,
 ) -> str:
     """Read, work out, draw and write; returns the text.
 
     Each directory holds `results.jsonl`. With a label everything is about its tasks alone. No file
-    is written where ``out`` is None; Markdown links pictures relative to it.
+    is written where ``out`` is None; Markdown links pictures relative to it. What was registered
+    comes first, and is about all tasks whatever the label is.
 
     Raises:
         ReportError: The results cannot be read, or contradict each other.
     """
     results = load_results(directories)
+    judgement = None if registration is None else judged_by(registration, results)
     if label:
         results = results.of_label(label)
     report = _with_plots(results, build_report(results, choices), plots)
@@ -53,6 +58,8 @@ def write_report(
             "pooled": [_plain(asdict(found)) for found in over_experiments],
             "summary": figures,
         }
+        if judgement is not None:
+            content["registration"] = _plain(asdict(judgement))
         text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"
     else:
         start = Path.cwd() if out is None else out.resolve().parent
@@ -62,6 +69,8 @@ def write_report(
             over_experiments,
             plots=quote(Path(os.path.relpath(plots.resolve(), start)).as_posix()),
         )
+        if judgement is not None:
+            text = "\n\n".join([*render_judgement(judgement), text])
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")

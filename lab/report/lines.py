@@ -15,8 +15,9 @@ Covered: single lines. Not covered: what lines say together (`results.py`).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "EvalLine",
     "Line",
     "LineError",
+    "PanelLine",
     "RoundLine",
     "RunLine",
     "Simulated",
@@ -34,11 +36,22 @@ MAX_LINE_BYTES: Final = 4 << 20
 _MAX_NAME: Final = 120
 _MAX_COUNT: Final = 1 << 31
 _MAX_NUMBER: Final = 1e12
+_SHA256: Final = re.compile("[0-9a-f]{64}")
 _SCOPES: Final = ("global", "personal", "chosen", "alone")
 
 
 class LineError(ValueError):
     """The line breaks the contract."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PanelLine:
+    """What tasks of an environment a run was judged on."""
+
+    tasks: int
+    """How many."""
+    sha256: str
+    """Of ids and openings (``lab/experiment/tasks/panels.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +74,10 @@ class RunLine:
     """Wall time of the run."""
     episodes: int
     """Episodes explored by all silos together."""
+    config_sha256: str = ""
+    """Identity of the run; empty where the line does not say it."""
+    panels: Mapping[str, PanelLine] = field(default_factory=dict)
+    """By environment; empty in runs from before panels had digests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,9 +250,20 @@ class _Fields:
         fields = _Fields(self.mapping(key))
         return {fields.key(family): fields.integer(family) for family in self.value(key)}
 
+    def sha256(self, key: str) -> str:
+        value = self.value(key)
+        if not isinstance(value, str) or _SHA256.fullmatch(value) is None:
+            raise LineError(f"{key} is not 64 hexadecimal digits")
+        return value
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The keys of an object whose keys are names."""
+        return tuple(self.key(key) for key in self._content)
+
     def key(self, key: str) -> str:
         if not key or len(key) > _MAX_NAME or not key.isprintable():
-            raise LineError("a family's name is not printable or too long")
+            raise LineError("a name is not printable or too long")
         return key
 
 
@@ -249,7 +277,17 @@ def _run(fields: _Fields) -> RunLine:
         rounds=fields.integer("rounds"),
         wall_s=fields.number("wall_s"),
         episodes=fields.integer("episodes"),
+        config_sha256=fields.sha256("config_sha256") if fields.has("config_sha256") else "",
+        panels=_panels(_Fields(fields.mapping("panels"))) if fields.has("panels") else {},
     )
+
+
+def _panels(fields: _Fields) -> Mapping[str, PanelLine]:
+    found = {}
+    for name in fields.names:
+        one = _Fields(fields.mapping(name))
+        found[name] = PanelLine(tasks=one.integer("tasks", 1), sha256=one.sha256("sha256"))
+    return found
 
 
 def _round(fields: _Fields) -> RoundLine:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from federation.text import escaped
+from lab.report.by_task import DRAWS, TaskInterval
 from lab.report.interval import LEAST_SEEDS, SeedSpread
 from lab.report.paired import Difference
 from lab.report.pooled import Pooled
@@ -22,28 +23,34 @@ from lab.report.silos import GROUPS
 __all__ = ["render"]
 
 _LEGEND: Final = (
-    "Success in percent. `[low, high]` is the 95 % interval over tasks, seeds pooled: Wilson for "
-    "an environment and for micro (all tasks pooled); for macro (mean over environments) the "
-    "Wilson limits combined by MOVER (Zou, Huang, Zhang 2009). It holds for these adapters, and "
-    "counts a task once for each seed, as if it were another: all seeds are judged on the same "
-    "tasks, so it is too narrow. "
-    "`s` is the standard deviation over seeds. *Macro over seeds* is the 95 % t interval of the "
-    f"mean over seeds (from {LEAST_SEEDS} seeds; otherwise the seeds' range): it holds for another "
-    "run of the same setting."
+    "Success in percent. `[low, high]` beside a rate is a 95 % interval over tasks, seeds pooled: "
+    "Wilson for an environment and for micro (all tasks pooled); for macro (mean over "
+    "environments) the Wilson limits combined by MOVER (Zou, Huang, Zhang 2009). It counts a task "
+    "once for each seed, as if it were another: all seeds are judged on the same tasks, so it is "
+    "too narrow. *Macro over tasks* counts a task once: the 95 % percentile interval of a "
+    f"bootstrap of whole tasks, each with its outcomes at all seeds ({DRAWS:,} draws; where all "
+    "outcomes are alike, Wilson of that many tasks). It speaks of these trained adapters on other "
+    "tasks of the same kind, and not of another training. `s` is the standard deviation over "
+    "seeds. *Macro over seeds* is the 95 % t interval of the mean over seeds (from "
+    f"{LEAST_SEEDS} seeds; otherwise the seeds' range): it speaks of another run of the same "
+    "setting on these tasks, and not of other tasks. Neither speaks of both at once."
 )
 _TESTS: Final = (
     "Exact McNemar tests on the same tasks at equal seeds. *b*: only the reference solves the "
     "task; *c*: only the other. *Difference* is the reference minus the other, macro, in points, "
-    "with the 95 % interval from the discordant pairs; *over seeds* has its 95 % t interval over "
-    f"the seeds (from {LEAST_SEEDS} seeds; otherwise their range), which alone knows that two "
-    "trainings of one setting differ. *p (Holm)* is adjusted over the rows of its table."
+    "with the 95 % interval from the discordant pairs. That interval and *p* count a task once for "
+    "each seed, as if it were another, and are too sure. *Over tasks* is the 95 % interval of the "
+    "bootstrap of whole tasks, each counted once: these adapters on other tasks. *Over seeds* is "
+    f"the 95 % t interval over the seeds (from {LEAST_SEEDS} seeds; otherwise their range), which "
+    "alone knows that two trainings of one setting differ: other trainings on these tasks. *p "
+    "(Holm)* is adjusted over the rows of its table."
 )
 _SILOS: Final = (
     "*Own*: tasks of the silo's shard. *Unseen*: tasks of its family outside the shard. *Other*: "
     "tasks of other families. Wilson intervals over tasks, seeds pooled. *To alone* is the paired "
     "difference in points, of all silos together its mean, with the 95 % interval over tasks and, "
-    "as above, *over seeds*; of a single silo it is on own tasks. Single silos are shown alone and "
-    "with the options that a silo may choose from."
+    "as above, *over tasks* (each counted once) and *over seeds*; of a single silo it is on own "
+    "tasks. Single silos are shown alone and with the options that a silo may choose from."
 )
 _CHOSEN: Final = (
     "*(chosen)* is what each silo took, of the shared adapter, its own, what lies between and the "
@@ -131,7 +138,20 @@ def _facts(report: ExperimentReport) -> str:
         f"{len(report.rows)} rows; {report.episodes:,} explored episodes and "
         f"{report.wall_s / 60:.1f} minutes of wall time over all runs. "
         f"Environments in the averages: {', '.join(map(escaped, report.counted))}."
+        f"{_panels(report)}"
     )
+
+
+def _panels(report: ExperimentReport) -> str:
+    """What was judged on, where the rows say it; they do since panels have digests."""
+    if not report.panels:
+        return ""
+    told = "; ".join(
+        f"{escaped(panel.environment)}, {panel.tasks} tasks, SHA-256 `{panel.sha256}`"
+        + ("" if not panel.settings else f" ({', '.join(map(escaped, panel.settings))})")
+        for panel in report.panels
+    )
+    return f" Judged on: {told}."
 
 
 def _scores(report: ExperimentReport, temperature: float) -> str:
@@ -155,11 +175,12 @@ def _scores(report: ExperimentReport, temperature: float) -> str:
                 *[_rate(score.environments.get(name)) for name in names],
                 _rate(score.micro),
                 _rate(score.macro),
+                _DASH if score.macro is None else _tasks(score.macro.by_task, sign=""),
                 _DASH if score.macro is None else _spread(score.macro.spread, sign=""),
             ]
         )
     head = ["setting", "seeds", "rounds", *map(escaped, names), "micro", "macro"]
-    return _table([*head, "macro over seeds"], lines)
+    return _table([*head, "macro over tasks", "macro over seeds"], lines)
 
 
 def _family(family: Family) -> list[str]:
@@ -173,13 +194,15 @@ def _family(family: Family) -> list[str]:
             str(found.counts.only_first),
             str(found.counts.only_second),
             _points(found.macro),
+            _tasks(found.macro.by_task),
             _spread(found.macro.spread),
             _p(found.p_value),
             _p(adjusted),
         ]
         for found, adjusted in zip(family.comparisons, family.adjusted, strict=True)
     ]
-    head = ["against", "seeds", "tasks", "b", "c", "difference", "over seeds", "p", "p (Holm)"]
+    head = ["against", "seeds", "tasks", "b", "c", "difference", "over tasks", "over seeds"]
+    head += ["p", "p (Holm)"]
     parts = [f"Reference {escaped(family.reference)}, {_heading(family.temperature).lower()}:"]
     if lines:
         parts.append(_table(head, lines))
@@ -201,8 +224,9 @@ def _silos(report: SilosReport) -> list[str]:
         _table(
             [
                 *["mean over silos", "own", "unseen", "other"],
-                *["own, to alone", "over seeds", "unseen, to alone", "over seeds"],
-                *["worst silo, own, to alone", "over seeds"],
+                *["own, to alone", "over tasks", "over seeds"],
+                *["unseen, to alone", "over tasks", "over seeds"],
+                *["worst silo, own, to alone", "over tasks", "over seeds"],
             ],
             means,
         )
@@ -227,7 +251,8 @@ def _silos(report: SilosReport) -> list[str]:
         for found in report.options
         if found.candidate or found.option == report.alone
     ]
-    head = ["silo", "family", "option", "own", "unseen", "other", "to alone", "over seeds"]
+    head = ["silo", "family", "option", "own", "unseen", "other", "to alone", "over tasks"]
+    head += ["over seeds"]
     return [*parts, _table(head, lines)]
 
 
@@ -271,10 +296,16 @@ def _spread(spread: SeedSpread, sign: str = "+") -> str:
     return f"{points(min(spread.rates))} to {points(max(spread.rates))}"
 
 
-def _difference(difference: Difference | None) -> tuple[str, str]:
+def _tasks(interval: TaskInterval | None, sign: str = "+") -> str:
+    if interval is None:
+        return _DASH
+    return f"[{100 * interval.low:{sign}.1f}, {100 * interval.high:{sign}.1f}]"
+
+
+def _difference(difference: Difference | None) -> tuple[str, str, str]:
     if difference is None:
-        return _DASH, _DASH
-    return _points(difference), _spread(difference.spread)
+        return _DASH, _DASH, _DASH
+    return _points(difference), _tasks(difference.by_task), _spread(difference.spread)
 
 
 def _points(difference: Difference) -> str:

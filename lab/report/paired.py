@@ -11,7 +11,9 @@
 
 Covered: tasks that are independent given the two adapters; another pair of runs of the same two
 settings, by the interval over seeds alone: a test over tasks does not know that trainings differ.
-Not covered: the Wald interval is too short when b + c is small, so read the exact p beside it.
+Not covered: a task that was judged at several seeds counts as several tasks in `mcnemar` and in the
+Wald interval, which are too sure then (`by_task.py` counts it once); the Wald interval is too short
+when b + c is small, so read the exact p beside it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from lab.report.by_task import TaskInterval
 from lab.report.interval import SeedSpread, over_seeds
 from lab.wilson import Z_95
 
@@ -67,7 +70,7 @@ class Difference:
     value: float
     """The seeds pooled."""
     low: float
-    """Lower end of the 95 % interval over tasks."""
+    """Lower end of the 95 % interval over tasks, a task at each seed counted as another one."""
     high: float
     """Upper end."""
     tasks: int
@@ -76,6 +79,8 @@ class Difference:
     """Ascending."""
     spread: SeedSpread
     """Over the seeds, in their order."""
+    by_task: TaskInterval | None = None
+    """Over tasks, each counted once (`by_task.py`); None where only counts were given."""
 
 
 def mcnemar(counts: Discordance) -> float:
@@ -98,10 +103,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def paired_difference(by_seed: Mapping[int, Sequence[Discordance]]) -> Difference:
+def paired_difference(
+    by_seed: Mapping[int, Sequence[Discordance]], by_task: TaskInterval | None = None
+) -> Difference:
     """The mean difference over strata.
 
-    Each seed has its strata in one order; a stratum has at least one task.
+    Each seed has its strata in one order; a stratum has at least one task. ``by_task`` is carried
+    along.
 
     Raises:
         ValueError: No seed, no stratum, one without tasks, or not as many at every seed.
@@ -124,6 +132,7 @@ def paired_difference(by_seed: Mapping[int, Sequence[Discordance]]) -> Differenc
         tasks=sum(counts.tasks for counts in pooled),
         seeds=seeds,
         spread=over_seeds([_mean_rate(by_seed[seed]) for seed in seeds]),
+        by_task=by_task,
     )
 
 

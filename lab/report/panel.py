@@ -4,7 +4,7 @@
               is within ``MARGIN`` of the kind's best; of them the least simulated time, then the
               fewest bytes up, then the name
     tables    each figure's mean over seeds with Student's t at 95 %, and paired by seed its
-              difference to the chosen constant
+              difference to the chosen constant; success also with its interval over tasks
     replay    every decision of every finished run made again (``federation/selection/decided.py``);
               equal where each comes out as it was recorded and each round of each run has one
 
@@ -30,8 +30,10 @@ from typing import Any, Final
 
 from federation.errors import AdviceError
 from federation.selection.decided import read_decisions
-from lab.report.errors import ReportError
+from lab.report.by_task import ByTask, TaskInterval
+from lab.report.errors import ReportError, UnpairedError
 from lab.report.interval import SeedSpread, over_seeds
+from lab.report.lines import EvalLine
 from lab.report.results import Experiment, load_results
 
 __all__ = [
@@ -77,6 +79,11 @@ _WORDS: Final = {
     "tokens": "tokens",
 }
 _DIGITS: Final = {"tokens": 0, "lost": 1, "asked": 1, "up_mb": 2}
+_OVER_TASKS: Final = (
+    "The 95 % interval of a bootstrap that draws whole tasks, each with its outcomes at all seeds: "
+    "these adapters on other tasks. The tables above speak of other seeds on these tasks."
+)
+_SUCCESSES: Final = ("success", "greedy")
 _HOUR_S: Final = 3600
 _MB: Final = 1e6
 
@@ -97,6 +104,8 @@ class Panel:
     name: str
     """The experiment's."""
     runs: Mapping[str, Mapping[int, Mapping[str, float]]]
+    judged: Mapping[str, Mapping[int, Mapping[str, Sequence[EvalLine]]]]
+    """What ``success`` and ``greedy`` are worked out from, of a setting, of a seed."""
 
     def spread(self, setting: str, figure: str) -> SeedSpread:
         """Over the seeds of a setting."""
@@ -111,6 +120,34 @@ class Panel:
             [self.runs[setting][s][figure] - self.runs[other][s][figure] for s in seeds]
         )
 
+    def over_tasks(self, setting: str, figure: str) -> TaskInterval | None:
+        """The interval of a success over tasks, each counted once; as a rate."""
+        found = ByTask()
+        for lines in self.judged[setting].values():
+            for line in lines[figure]:
+                found.add(line.environment, line.environment, line.label, line.outcomes)
+        return found.rate()
+
+    def difference_over_tasks(self, setting: str, other: str, figure: str) -> TaskInterval | None:
+        """The same of setting minus the other, at the seeds that both have; None without."""
+        found = ByTask()
+        for seed in sorted(self.judged[setting].keys() & self.judged.get(other, {}).keys()):
+            second = {
+                (line.environment, line.label): line.outcomes
+                for line in self.judged[other][seed][figure]
+            }
+            for line in self.judged[setting][seed][figure]:
+                outcomes = second.get((line.environment, line.label), "")
+                if len(outcomes) != len(line.outcomes):
+                    raise UnpairedError(
+                        f"{setting} and {other} were not judged on the same tasks of "
+                        f"{line.environment} at seed {seed}"
+                    )
+                found.add_pair(
+                    line.environment, line.environment, line.label, line.outcomes, outcomes
+                )
+        return found.difference()
+
 
 def load_panel(directory: Path) -> Panel:
     """Read the finished runs of a directory.
@@ -123,9 +160,17 @@ def load_panel(directory: Path) -> Panel:
         raise ReportError(f"{directory} has the runs of {len(results.experiments)} experiments")
     (experiment,) = results.experiments
     runs: dict[str, dict[int, dict[str, float]]] = {}
+    judged: dict[str, dict[int, dict[str, Sequence[EvalLine]]]] = {}
     for run in experiment.runs:
-        runs.setdefault(run.setting, {})[run.seed] = _figures(experiment, run.setting, run.seed)
-    return Panel(name=experiment.name, runs=runs)
+        lines: dict[str, Sequence[EvalLine]] = {
+            figure: _judged(experiment, run.setting, run.seed, greedy=figure == "greedy")
+            for figure in _SUCCESSES
+        }
+        judged.setdefault(run.setting, {})[run.seed] = lines
+        runs.setdefault(run.setting, {})[run.seed] = _figures(
+            experiment, run.setting, run.seed, lines
+        )
+    return Panel(name=experiment.name, runs=runs, judged=judged)
 
 
 def chosen(panel: Panel, kind: str) -> str:
@@ -206,6 +251,12 @@ def render_panel(
         "",
         *_differences(panel, constant),
         "",
+        "### Success over tasks",
+        "",
+        _OVER_TASKS,
+        "",
+        *_over_tasks(panel, constant),
+        "",
         "### What did not run",
         "",
         *([f"* {line}" for line in missing] or ["Nothing of what was planned."]),
@@ -237,7 +288,9 @@ def render_panel(
     return "\n".join(lines)
 
 
-def _figures(experiment: Experiment, setting: str, seed: int) -> dict[str, float]:
+def _figures(
+    experiment: Experiment, setting: str, seed: int, judged: Mapping[str, Sequence[EvalLine]]
+) -> dict[str, float]:
     told = [
         line.simulated for line in experiment.rounds if (line.setting, line.seed) == (setting, seed)
     ]
@@ -246,8 +299,7 @@ def _figures(experiment: Experiment, setting: str, seed: int) -> dict[str, float
         raise ReportError(f"{setting}, seed {seed}: its rounds were not in simulated time")
     up = sum(one.upload_bytes for one in rounds)
     return {
-        "success": _success(experiment, setting, seed, greedy=False),
-        "greedy": _success(experiment, setting, seed, greedy=True),
+        **{figure: _success(lines) for figure, lines in judged.items()},
         "asked": mean(one.asked for one in rounds),
         "lost": sum(one.lost for one in rounds),
         "up_mb": up / _MB,
@@ -257,8 +309,10 @@ def _figures(experiment: Experiment, setting: str, seed: int) -> dict[str, float
     }
 
 
-def _success(experiment: Experiment, setting: str, seed: int, *, greedy: bool) -> float:
-    """In points, of what was judged last."""
+def _judged(
+    experiment: Experiment, setting: str, seed: int, *, greedy: bool
+) -> tuple[EvalLine, ...]:
+    """What was judged last."""
     lines = [
         line
         for line in experiment.evals
@@ -268,10 +322,14 @@ def _success(experiment: Experiment, setting: str, seed: int, *, greedy: bool) -
     if not lines:
         raise ReportError(f"{setting}, seed {seed}: it was not judged at both temperatures")
     last = max(line.round for line in lines)
+    return tuple(line for line in lines if line.round == last)
+
+
+def _success(lines: Sequence[EvalLine]) -> float:
+    """In points."""
     outcomes: dict[str, str] = {}
     for line in lines:
-        if line.round == last:
-            outcomes[line.environment] = outcomes.get(line.environment, "") + line.outcomes
+        outcomes[line.environment] = outcomes.get(line.environment, "") + line.outcomes
     return 100 * mean(found.count("1") / len(found) for found in outcomes.values())
 
 
@@ -319,6 +377,28 @@ def _differences(panel: Panel, constant: str) -> list[str]:
         both = len(panel.runs[name].keys() & panel.runs.get(constant, {}).keys())
         rows.append(f"| {name} | {both} | " + " | ".join(shown) + " |")
     return [*_head(("setting", "seeds", *(_WORDS[figure] for figure in FIGURES))), *rows]
+
+
+def _over_tasks(panel: Panel, constant: str) -> list[str]:
+    names = [name for figure in _SUCCESSES for name in (_WORDS[figure], f"− `{constant}`")]
+    rows = []
+    for name in panel.runs:
+        cells = []
+        for figure in _SUCCESSES:
+            cells.append(_tasks(panel.over_tasks(name, figure)))
+            other = None
+            if name != constant:
+                other = panel.difference_over_tasks(name, constant, figure)
+            cells.append(_tasks(other, sign="+"))
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    return [*_head(("setting", *names)), *rows]
+
+
+def _tasks(found: TaskInterval | None, *, sign: str = "") -> str:
+    if found is None:
+        return "–"
+    value, low, high = (f"{100 * end:{sign}.1f}" for end in (found.value, found.low, found.high))
+    return f"{value} [{low}, {high}]"
 
 
 def _head(names: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lab.report.errors import ReportError, UnpairedError
+from lab.report.lines import PanelLine
 from lab.report.paired import Difference, holm
 from lab.report.results import Experiment, Results
 from lab.report.roles import setting_for
@@ -32,6 +33,7 @@ __all__ = [
     "Family",
     "GuardedRun",
     "OptionReport",
+    "PanelReport",
     "Report",
     "SettingRow",
     "SilosReport",
@@ -96,6 +98,18 @@ class GuardedRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PanelReport:
+    """Tasks of one environment that runs were judged on."""
+
+    environment: str
+    tasks: int
+    sha256: str
+    """Of ids and openings (``lab/experiment/tasks/panels.py``)."""
+    settings: tuple[str, ...]
+    """Those that were, where not all were; else empty."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OptionReport:
     """One option over all silos."""
 
@@ -146,6 +160,8 @@ class ExperimentReport:
     """Of all runs together."""
     guarded: tuple[GuardedRun, ...] = ()
     """In the order of settings and seeds; empty where no silo had a guard."""
+    panels: tuple[PanelReport, ...] = ()
+    """Empty where the rows do not say what was judged on."""
     plots: tuple[str, ...] = ()
     """File names below the plots' directory."""
 
@@ -197,6 +213,23 @@ def _experiment(experiment: Experiment, choices: Choices) -> ExperimentReport:
         wall_s=sum(run.wall_s for run in experiment.runs),
         episodes=sum(run.episodes for run in experiment.runs),
         guarded=tuple(_guarded(experiment)),
+        panels=_panels(experiment),
+    )
+
+
+def _panels(experiment: Experiment) -> tuple[PanelReport, ...]:
+    runs: dict[tuple[str, PanelLine], list[str]] = {}
+    for run in experiment.runs:
+        for name, panel in run.panels.items():
+            runs.setdefault((name, panel), []).append(run.setting)
+    return tuple(
+        PanelReport(
+            environment=name,
+            tasks=panel.tasks,
+            sha256=panel.sha256,
+            settings=() if len(who) == len(experiment.runs) else tuple(dict.fromkeys(who)),
+        )
+        for (name, panel), who in runs.items()
     )
 
 

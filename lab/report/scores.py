@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lab.report.by_task import ByTask, TaskInterval
 from lab.report.errors import UnpairedError
 from lab.report.interval import SeedSpread, Stratum, combined, over_seeds
 from lab.report.lines import EvalLine
@@ -70,9 +71,12 @@ class Rate:
     """A success rate with both kinds of uncertainty."""
 
     interval: Interval
-    """Over tasks: Wilson, or `interval.combined` for a macro average."""
+    """Over tasks, a task at each seed counted as another one: Wilson, or `interval.combined` for a
+    macro average."""
     spread: SeedSpread
     """Over seeds."""
+    by_task: TaskInterval | None = None
+    """Over tasks, each counted once (`by_task.py`): of a mean over environments or silos."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +167,7 @@ def score(lines: Sequence[EvalLine], temperature: float, counted: Sequence[str])
                     for seed in seeds
                 ]
             ),
+            by_task=_by_task(line for line in taken if line.environment in counted),
         )
     return Score(
         temperature=temperature,
@@ -182,14 +187,17 @@ def compare(first: Row, second: Row, temperature: float, counted: Sequence[str])
     empty = Discordance(tasks=0, only_first=0, only_second=0)
     by_seed: dict[int, dict[str, Discordance]] = defaultdict(dict)
     one, other = _tasks(first, temperature), _tasks(second, temperature)
-    for key in one.keys() & other.keys():
-        seed, environment, _ = key
+    by_task = ByTask()
+    for key in sorted(one.keys() & other.keys()):
+        seed, environment, label = key
         for a, b in _partners(one[key], other[key]):
             if len(a) != len(b):
                 raise UnpairedError(
                     f"{first.name} and {second.name} have {len(a)} and {len(b)} tasks in "
                     f"{environment} at seed {seed}"
                 )
+            if environment in counted:
+                by_task.add_pair(environment, environment, label, a, b)
             found = by_seed[seed]
             found[environment] = found.get(environment, empty) + Discordance.of(a, b)
     shared = [set(found) for found in by_seed.values()] or [set[str]()]
@@ -203,7 +211,7 @@ def compare(first: Row, second: Row, temperature: float, counted: Sequence[str])
         second=second.name,
         counts=counts,
         p_value=mcnemar(counts),
-        macro=paired_difference(parts),
+        macro=paired_difference(parts, by_task.difference()),
     )
 
 
@@ -225,6 +233,14 @@ def _partners(one: Mapping[int, str], other: Mapping[int, str]) -> list[tuple[st
     if -1 in other:
         return [(outcomes, other[-1]) for outcomes in one.values()]
     return [(one[silo], other[silo]) for silo in one.keys() & other.keys()]
+
+
+def _by_task(lines: Iterable[EvalLine]) -> TaskInterval | None:
+    """The mean over environments, tasks counted once."""
+    found = ByTask()
+    for line in lines:
+        found.add(line.environment, line.environment, line.label, line.outcomes)
+    return found.rate()
 
 
 def _by_seed(lines: Iterable[EvalLine]) -> dict[int, tuple[int, int]]:

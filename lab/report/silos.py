@@ -19,10 +19,11 @@ Covered: shards that differ between seeds. Not covered: a silo with no own task.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from lab.report.by_task import ByTask
 from lab.report.errors import ReportError, UnpairedError
 from lab.report.interval import SeedSpread, Stratum, combined, over_seeds
 from lab.report.lines import EvalLine
@@ -119,6 +120,7 @@ class Silos:
         """
         rates: list[float] = []
         strata: dict[tuple[object, ...], Stratum] = {}
+        by_task, weights = ByTask(), dict[Hashable, float]()
         seeds = self._seeds(option)
         for seed in seeds:
             silos = [k for k in self.indices if group in self._owned(option, seed, k).values()]
@@ -128,7 +130,9 @@ class Silos:
                 tasks = sum(len(line.outcomes) for line in lines)
                 if not lines:
                     return None
+                weights[seed, silo] = 1 / len(silos) / len(seeds)
                 for line in lines:
+                    by_task.add((seed, silo), line.environment, line.label, line.outcomes)
                     weight = len(line.outcomes) / tasks / len(silos)
                     of_seed += weight * line.outcomes.count("1") / len(line.outcomes)
                     self._add(strata, line, weight / len(seeds))
@@ -138,7 +142,11 @@ class Silos:
         if not rates:
             return None
         spread: SeedSpread = over_seeds(rates)
-        return Rate(interval=combined(_over_seeds(strata)), spread=spread)
+        return Rate(
+            interval=combined(_over_seeds(strata)),
+            spread=spread,
+            by_task=by_task.rate(weights),
+        )
 
     def difference(self, option: Option, alone: Option, silo: int) -> Difference:
         """Option minus alone on the silo's own tasks, paired, over the seeds that both have.
@@ -146,8 +154,11 @@ class Silos:
         Raises:
             UnpairedError: They were not judged on the same tasks.
         """
-        counts = self._paired(option, alone, silo, "own")
-        return paired_difference({seed: [found] for seed, found in counts.items()})
+        by_task = ByTask()
+        counts = self._paired(option, alone, silo, "own", by_task)
+        return paired_difference(
+            {seed: [found] for seed, found in counts.items()}, by_task.difference()
+        )
 
     def gain(self, option: Option, alone: Option, group: Group) -> Difference:
         """Option minus alone, paired, the mean over all silos, each counting the same.
@@ -155,8 +166,11 @@ class Silos:
         Raises:
             UnpairedError: As for :meth:`difference`.
         """
-        by_silo = [self._paired(option, alone, silo, group) for silo in self.indices]
-        return paired_difference({seed: [found[seed] for found in by_silo] for seed in by_silo[0]})
+        by_task = ByTask()
+        by_silo = [self._paired(option, alone, silo, group, by_task) for silo in self.indices]
+        return paired_difference(
+            {seed: [found[seed] for found in by_silo] for seed in by_silo[0]}, by_task.difference()
+        )
 
     def worst(self, option: Option, alone: Option) -> Worst:
         """The silo with the least difference to alone.
@@ -208,9 +222,9 @@ class Silos:
         return found
 
     def _paired(
-        self, option: Option, alone: Option, silo: int, group: Group
+        self, option: Option, alone: Option, silo: int, group: Group, by_task: ByTask
     ) -> dict[int, Discordance]:
-        """One silo's tasks of a group at each seed that both options have."""
+        """One silo's tasks of a group at each seed that both have; added to ``by_task`` too."""
         found: dict[int, Discordance] = {}
         for seed in sorted(set(self._seeds(option)) & set(self._seeds(alone))):
             mine, base = (
@@ -227,6 +241,8 @@ class Silos:
                     f"{group} tasks at seed {seed}"
                 )
             found[seed] = Discordance.of("".join(mine.values()), "".join(base[at] for at in mine))
+            for at, outcomes in mine.items():
+                by_task.add_pair(silo, *at, outcomes, base[at])
         if not found:
             raise UnpairedError(f"{option.name} and {alone.name} share no seed")
         return found

@@ -14,7 +14,8 @@ Covered: making and keeping dealings. Not covered: the constructions (``lab/part
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,15 +24,17 @@ import numpy.typing as npt
 
 from evolution.envs.catalogue import Catalogue
 from evolution.envs.tasks import Split
-from lab.experiment.tasks.environments import HasEnvironments, catalogue_of
+from evolution.errors import EnvironmentFailureError
+from lab.experiment.errors import ExperimentFileError
+from lab.experiment.tasks.environments import HasEnvironments, HasSilos, catalogue_of
 from lab.experiment.tasks.flags import Flags, read_flags
 from lab.experiment.tasks.partition import PartitionTable
 from lab.partitions.dealing import Dealt, coverage, hardness, joint, preference
-from lab.partitions.errors import PoolError
+from lab.partitions.errors import PartitionError, PoolError
 from lab.partitions.quotas import Bounds
 from lab.partitions.streams import Streams
 
-__all__ = ["Dealing", "Pool", "deal", "dealing_of", "pool_of"]
+__all__ = ["Dealing", "Pool", "deal", "dealing_of", "pool_of", "undealt"]
 
 _SHOWN = 3
 
@@ -82,6 +85,25 @@ def dealing_of(owner: HasEnvironments, table: PartitionTable, name: str, *, silo
 def _dealing(catalogue: Catalogue, table: PartitionTable, name: str, silos: int) -> Dealing:
     pool = pool_of(catalogue, table, name)
     return Dealing(pool=pool, dealt=deal(pool, table, name, silos=silos, seed=table.seed))
+
+
+def undealt(run: HasSilos, partition: PartitionTable) -> Iterator[str]:
+    """What a partition and the silos do not allow each other."""
+    for silo in run.silos:
+        if silo.tasks or silo.shard_count > 1:
+            yield (
+                f"partition: it deals all tasks, and silo {silo.name!r} has its own by "
+                f"{'tasks' if silo.tasks else 'shard_count'}: remove one of the two"
+            )
+            return
+    explorers = Counter(name for silo in run.silos for name in silo.environments)
+    for name, silos in explorers.items():
+        try:
+            dealing_of(run, partition, name, silos=silos)
+        except (PartitionError, EnvironmentFailureError) as error:
+            yield f"partition: {name}: {error}"
+        except ExperimentFileError as error:
+            yield from error.problems
 
 
 def pool_of(catalogue: Catalogue, table: PartitionTable, name: str) -> Pool:

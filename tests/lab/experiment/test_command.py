@@ -84,7 +84,7 @@ def test_a_failed_run_is_reported_with_its_reason(tmp_path):
 def test_a_changed_experiment_is_refused_until_it_is_set_aside(small, tmp_path, monkeypatch):
     def finish(runs, results, **_):
         for run in runs:
-            row = run_row(run, wall_s=1.0, episodes=0, adapter_sha256="", versions={})
+            row = run_row(run, wall_s=1.0, episodes=0, adapter_sha256="", versions={}, panels={})
             results.append([row])
         return Outcome(finished=len(runs), skipped=0, failed=())
 

@@ -22,7 +22,7 @@ def runs_of(tmp_path, text=None):
 
 def rows_of(run):
     first = {"kind": "round", "setting": run.setting, "seed": run.seed, "round": 1}
-    last = run_row(run, wall_s=1.0, episodes=4, adapter_sha256="a", versions={})
+    last = run_row(run, wall_s=1.0, episodes=4, adapter_sha256="a", versions={}, panels={})
     return [first, last]
 
 

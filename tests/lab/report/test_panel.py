@@ -153,6 +153,18 @@ def test_the_report_replays_every_decision_and_names_what_did_not_run(panel, tun
     assert figures["settings"]["advised-count"]["success"][0] == 54.0
     assert figures["settings"]["oracle-k11-d60"]["hours"] == [4.0, None, None]
     assert "| advised-count | 3 | +4.0 [-1.0, +9.0] |" in text
+    # 50 tasks: 25 both solve at all seeds, one more, three more and two more the adviser.
+    over_tasks = next(
+        line
+        for line in text.split("### Success over tasks")[1].splitlines()
+        if line.startswith("| advised-count |")
+    )
+    value = load_panel(panel).difference_over_tasks("advised-count", "constant-k11-d60", "success")
+    assert (value.value, value.tasks) == (pytest.approx(0.04), 50)
+    assert 0 <= value.low < value.value < value.high < 0.12
+    assert f"| +4.0 [{100 * value.low:+.1f}, {100 * value.high:+.1f}] |" in over_tasks
+    mean = load_panel(panel).over_tasks("advised-count", "greedy")
+    assert mean.value == pytest.approx(0.54)
 
 
 def test_a_decision_that_does_not_follow_is_found(panel, tuning):

@@ -440,7 +440,7 @@ def test_hostile_names_stay_text(tmp_path):
     assert escaped(name) in text
     assert {path.parent for path in tmp_path.rglob("*.png")} == {tmp_path / "plots"}
     row = next(line for line in text.splitlines() if line.startswith(f"| {escaped(name)}"))
-    assert len(row.replace("\\|", "").split("|")) == 2 + 7
+    assert len(row.replace("\\|", "").split("|")) == 2 + 8
 
 
 def test_more_than_eight_settings_share_several_pictures(tmp_path):

@@ -62,8 +62,11 @@ ELSEWHERE = {
         "partition",
         "show",
     ): "tests/lab/experiment/tasks/test_partition_command.py",
+    ("chorale-lab", "partition", "judged"): "tests/lab/experiment/tasks/test_panels.py",
     ("chorale-lab", "panel", "chosen"): "needs results: tests/lab/report/test_panel.py",
     ("chorale-lab", "panel", "report"): "needs results: tests/lab/report/test_panel.py",
+    ("chorale-lab", "power"): "needs results: tests/lab/evidence/test_power.py",
+    ("chorale-lab", "register"): "needs a claim: tests/lab/evidence/test_registration.py",
     ("chorale-lab", "report"): "needs an experiment's results: tests/lab/report/test_report.py",
 }
 EPISODE = {
