@@ -16,18 +16,14 @@ from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from federation.errors import TomlError
 from federation.membership.invite import FEDERATION_NAME
 from federation.plan.toml import parse_toml
 from ops.address import split_address
 from ops.files import replace_file
+from ops.settings import OverrideError, overridden
 from server.errors import ConfigurationError, NoCoordinatorError
 
 __all__ = ["CoordinatorConfig", "DataPaths", "read_passphrase", "require_host", "write_config"]
@@ -150,15 +146,10 @@ class DataPaths:
         return self.data_dir / "scratch"
 
 
-class CoordinatorConfig(BaseSettings):
+class CoordinatorConfig(BaseModel):
     """The coordinator's settings, read once at the start."""
 
-    model_config = SettingsConfigDict(
-        extra="forbid",
-        frozen=True,
-        env_prefix=ENV_PREFIX,
-        nested_model_default_partial_update=False,
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     host_names: tuple[Host, ...] = Field(min_length=1)
     """DNS names and IP addresses in the server certificate; silos dial the first."""
@@ -202,19 +193,6 @@ class CoordinatorConfig(BaseSettings):
     _data_dir: Path = PrivateAttr(default=Path())
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment first, then what ``load`` read from the file."""
-        _ = (settings_cls, dotenv_settings, file_secret_settings)
-        return env_settings, init_settings
-
-    @classmethod
     def load(cls, data_dir: Path) -> CoordinatorConfig:
         """Read the configuration of a data directory.
 
@@ -240,13 +218,15 @@ class CoordinatorConfig(BaseSettings):
         if strays:
             raise ConfigurationError(f"the environment sets unknown settings: {', '.join(strays)}")
         try:
-            config = cls(**content)
+            config = cls(**overridden(cls, content, prefix=ENV_PREFIX))
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
                 for problem in error.errors()
             )
             raise ConfigurationError(f"{path}: {problems}") from error
+        except OverrideError as error:
+            raise ConfigurationError(f"the environment overrides {path}: {error}") from error
         config._data_dir = data_dir.resolve()
         return config
 

@@ -69,8 +69,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-from pydantic_settings.exceptions import SettingsError
 
 from evolution.envs.catalogue import Catalogue
 from evolution.envs.foreign.spec import KINDS, ForeignSpec, kind_of
@@ -88,6 +86,7 @@ from federation.plan.recipe import Recipe
 from federation.plan.toml import parse_toml
 from ops.address import split_address
 from ops.files import replace_file
+from ops.settings import OverrideError, overridden
 from silo_agent.errors import ConfigError, NoSiloError
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class EnvironmentEntry(BaseModel):
     """One environment the silo explores, and its share of the tasks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
 
     environment: str
     """A name of the silo's catalogue."""
@@ -156,10 +155,10 @@ class EnvironmentEntry(BaseModel):
         return Assignment(environment=self.environment, shard=shard)
 
 
-class SiloConfig(BaseSettings):
+class SiloConfig(BaseModel):
     """The configuration of one daemon; ``load`` reads it."""
 
-    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True)
+    model_config = ConfigDict(defer_build=True, extra="forbid", frozen=True, validate_default=True)
 
     data_dir: Path
     """Keys, ledger, memory, reports; paths in this file are relative to it."""
@@ -219,24 +218,11 @@ class SiloConfig(BaseSettings):
             document["evolve"] = document.pop(_OLD_EVOLVE)
         _require_known_environment()
         try:
-            return cls(**document)
+            return cls(**overridden(cls, document, prefix=ENVIRONMENT_PREFIX))
         except ValidationError as error:
             raise ConfigError(f"{path}: {'; '.join(_problems(error, cls))}") from error
-        except SettingsError as error:
+        except OverrideError as error:
             raise ConfigError(f"the environment overrides {path}: {error}") from error
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment comes before the file; nothing else is read."""
-        del settings_cls, dotenv_settings, file_secret_settings
-        return env_settings, init_settings
 
     @field_validator("probes_listen")
     @classmethod
