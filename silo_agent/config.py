@@ -120,7 +120,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class EnvironmentEntry(BaseModel):
     """One environment the silo explores, and its share of the tasks."""
 
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     environment: str
     """A name of the silo's catalogue."""
@@ -158,7 +158,7 @@ class EnvironmentEntry(BaseModel):
 class SiloConfig(BaseModel):
     """The configuration of one daemon; ``load`` reads it."""
 
-    model_config = ConfigDict(defer_build=True, extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     data_dir: Path
     """Keys, ledger, memory, reports; paths in this file are relative to it."""

@@ -38,7 +38,7 @@ class Outcome(enum.StrEnum):
 class Panel(BaseModel):
     """An environment whose held-out tasks every adopted adapter is judged on."""
 
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     environment: str
     """A name of the silo's catalogue; one that says violations is judged by those as well."""
@@ -51,7 +51,7 @@ class Panel(BaseModel):
 class GuardSection(BaseModel):
     """`[guard]`: judge adopted adapters before this site serves them; off without the table."""
 
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     serve_dir: Path | None = None
     """Where what passed is written for this site's own server, relative to this file; without it

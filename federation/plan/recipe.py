@@ -71,9 +71,7 @@ class PartChoice(BaseModel):
     A bare name stands for a part without options.
     """
 
-    model_config = ConfigDict(
-        defer_build=True, frozen=True, strict=True, extra="allow", allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
 
     name: Slug
     """What the part's card calls it."""

@@ -18,6 +18,4 @@ Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 class Section(BaseModel):
     """One table: frozen, strict, closed."""
 
-    model_config = ConfigDict(
-        defer_build=True, frozen=True, strict=True, extra="forbid", allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)

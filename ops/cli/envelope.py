@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -237,8 +236,6 @@ def succeed(output: Format, data: Mapping[str, Any]) -> None:
 
 def run_app(app: typer.Typer) -> None:
     """Run a command line; refused arguments exit with code 4."""
-    # No package that happens to be installed sees what is validated, and none is looked for.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         app()
     except Answered:

@@ -42,8 +42,7 @@ from dp.noise.figures import (
 from federation.text import print_lines, printable
 from ops.cli.bars import bars
 from server.cli.client import CALL_TIMEOUT_S, connect, plain
-from server.cli.place import place_of
-from server.cli.program import NOT_POST_QUANTUM
+from server.cli.program import NOT_POST_QUANTUM, place_of
 from server.figures import RoundFigures
 from server.run.collapse import Collapse, collapse
 from server.states import OVER, RunState, SiloState

@@ -62,9 +62,7 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 class _Section(BaseModel):
     """One table: frozen, strict, closed."""
 
-    model_config = ConfigDict(
-        defer_build=True, frozen=True, strict=True, extra="forbid", allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class PolicySection(_Section):

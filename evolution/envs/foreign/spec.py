@@ -99,9 +99,7 @@ def kind_of(name: str) -> tuple[str, str]:
 class _Section(BaseModel):
     """One table: frozen, strict, closed."""
 
-    model_config = ConfigDict(
-        defer_build=True, frozen=True, strict=True, extra="forbid", allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class SuccessRule(_Section):

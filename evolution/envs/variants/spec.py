@@ -51,9 +51,7 @@ _NEEDS_INDEX: Final = ("catalog-split", "rank-wrapper")
 class VariantSpec(BaseModel):
     """See the module."""
 
-    model_config = ConfigDict(
-        defer_build=True, frozen=True, strict=True, extra="forbid", allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     kind: Kind
     """Which stage differs, and how."""
