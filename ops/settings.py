@@ -85,6 +85,8 @@ def _joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     made = dict(below)
     for name, value in above.items():
         standing = made.get(name)
-        both = isinstance(standing, dict) and isinstance(value, dict)
-        made[name] = _joined(standing, value) if both else value
+        if isinstance(standing, dict) and isinstance(value, dict):
+            made[name] = _joined(standing, value)
+        else:
+            made[name] = value
     return made

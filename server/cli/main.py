@@ -78,8 +78,12 @@ def main() -> None:
 
 def _own() -> set[str]:
     """Names of the commands and groups of this package."""
-    groups = (group.name or group.typer_instance.info.name for group in app.registered_groups)
-    return {*(command.name or "" for command in app.registered_commands), *map(str, groups)}
+    names = [command.name for command in app.registered_commands]
+    for group in app.registered_groups:
+        names.append(group.name)
+        if group.typer_instance is not None:
+            names.append(group.typer_instance.info.name)
+    return {name for name in names if isinstance(name, str)}
 
 
 def _add_others(called: str, own: set[str]) -> None:
