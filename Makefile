@@ -119,8 +119,13 @@ bench-privacy-modes: setup
 demo-ops: setup
 	@$(BIN)/python -m deploy.ops_demo $(DEMO_ARGS)
 
-.PHONY: bench-coordinator-idle bench-rollout bench-sft-step bench-local-round bench-local-digests \
+.PHONY: bench-start bench-coordinator-idle bench-rollout bench-sft-step bench-local-round bench-local-digests \
 	bench-lab-memory
+
+# CPU time and memory of the commonest commands, and of a silo's daemon without work; a minute or
+# two. BENCH_ARGS="--against DIR" compares with another checkout.
+bench-start: setup
+	$(BIN)/python benchmarks/start.py $(BENCH_ARGS)
 
 bench-coordinator-idle: setup
 	$(BIN)/python benchmarks/coordinator_idle.py $(BENCH_ARGS)

@@ -6,8 +6,12 @@ Covered: names, IPv4, IPv6 in brackets, port 0. Not covered: whether the port is
 from __future__ import annotations
 
 import ipaddress
+from typing import Final
 
-__all__ = ["is_loopback", "joined_address", "split_address"]
+__all__ = ["ADDRESS_FILE", "is_loopback", "joined_address", "split_address"]
+
+ADDRESS_FILE: Final = "probes.address"
+"""Where a daemon that was given port 0 says, in its data directory, which port its probes have."""
 
 
 def split_address(address: str) -> tuple[str, int]:

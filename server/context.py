@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.membership.facts import SignedFacts, SiloFacts
 from federation.version import Version
+from ops.logs.logger import get_logger
 from server.audit import AuditLog
 from server.errors import StoreError
 from server.metrics import CoordinatorMetrics
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     # A coordinator without an advisor needs none of its packages.
     from server.advisor.endpoint import Endpoint
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 SILENT_AFTER_S = 20.0
 """A silo that has not called for this long is not waited for."""

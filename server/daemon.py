@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import structlog
 from pydantic import SecretStr
 
 from chorale.v1 import admin_pb2_grpc, membership_pb2_grpc, round_pb2_grpc
@@ -24,6 +23,7 @@ from federation.errors import AuditChainError, ProbeError, ProbePortError
 from ops.audit_log import verify_log
 from ops.deploy.hardening import harden_process
 from ops.files import prove_writable
+from ops.logs.logger import get_logger
 from ops.probes.heartbeat import Heartbeat, tell_service_manager
 from ops.probes.server import Probes, Spaced
 from ops.probes.tls import ProbeTls
@@ -72,7 +72,7 @@ __all__ = ["serve"]
 if TYPE_CHECKING:
     from server.advisor.endpoint import Endpoint
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def serve(config: CoordinatorConfig, *, standby: bool = False) -> None:

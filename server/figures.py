@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 
 __all__ = ["STEPS", "Phase", "RoundFigures"]
 

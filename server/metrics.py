@@ -23,15 +23,15 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
+from dp.noise.estimate import Estimate
 from dp.noise.figures import readable_ratio
-from dp.noise.metrics_block import Estimate
 from federation.version import installed_version
 from ops.probes.process import ProcessMetrics
 from server.errors import Reason
 from server.figures import STEPS, Phase, RoundFigures
+from server.states import ACTIVE, RunState, SiloState
 from server.store.dropouts import DropoutRow
-from server.store.runs import ACTIVE, RunState
-from server.store.silos import SiloRow, SiloState, state_of
+from server.store.silos import SiloRow, state_of
 
 __all__ = ["AdviceOutcome", "CoordinatorMetrics", "RoundOutcome"]
 

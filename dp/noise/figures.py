@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Final
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 
 __all__ = [
     "BELOW_NOISE",

@@ -18,13 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dp.config import MAX_GRID_STEPS
 from dp.errors import NonFiniteError, SpecError
+from dp.noise.estimate import Estimate
 from dp.noise.grid import require_norm
 
 UNIT_COUNTS: Final = ("episodes/", "successes/")
@@ -33,18 +34,6 @@ UNIT_FREE: Final = frozenset({"update_norm_sq"})
 """Coordinates that say nothing of a unit beyond what is protected already."""
 _FLOAT_SLACK: Final = 2.0**-20
 """More than two roundings in float64 are worth at scales up to 2^24."""
-
-
-class Estimate(NamedTuple):
-    """A mean over silos and the standard error that the noise gives it."""
-
-    mean: float
-    standard_error: float
-
-    @property
-    def reportable(self) -> float:
-        """The mean, or NaN ("below noise") where the error exceeds it."""
-        return math.nan if self.standard_error > abs(self.mean) else self.mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
 from evolution.envs.catalogue import Catalogue
 from evolution.envs.environment import Environment
 from evolution.envs.outcome import outcome_of
 from evolution.envs.tasks import Split
 from evolution.envs.variants.spec import VariantSpec
 from evolution.methods.evolver import Assignment
+from ops.logs.logger import get_logger
 
 __all__ = ["Answer", "Kind", "World", "kind_of", "probe_tasks", "replay", "told"]
 
@@ -37,7 +36,7 @@ Kind = tuple[str, str, int, float, float, int]
 """Environment, kind of variant, place in its pool, dials of a split, number of the silo where
 chance follows from it."""
 _BY_INDEX: Final = ("catalog-split", "rank-wrapper")
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,8 +31,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
 from evolution.envs.environment import Environment, Info
 from evolution.envs.foreign.foreign import Breaker
 from evolution.envs.foreign.spec import HarnessSpec
@@ -57,10 +55,11 @@ from evolution.local_time import require_time, require_wanted
 from evolution.rollout.engine import ANY_NUMBER, Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.episodes import EpisodeBatch
 from evolution.trajectory import Task
+from ops.logs.logger import get_logger
 
 __all__ = ["HarnessEnvironment"]
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _LOOK_S: Final = 0.05
 
 

@@ -43,8 +43,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import structlog
-
 from evolution.errors import MemoryContentError, MemoryCorruptError, MemoryStoreError
 from evolution.memory.entries import (
     Explored,
@@ -76,6 +74,7 @@ from evolution.memory.schema import (
 )
 from evolution.memory.trajectory_json import decode_trajectory
 from evolution.trajectory import Group, Task, Trajectory
+from ops.logs.logger import get_logger
 
 __all__ = [
     "Explored",
@@ -88,7 +87,7 @@ __all__ = [
 ]
 
 _DAY_S: Final = 86_400
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Memory:

@@ -33,11 +33,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import structlog
-
 from evolution.errors import MemoryContentError, MemoryCorruptError
 from evolution.principle import MOST_CHARS, Again, Learned, Note, Principle, Used, one_line
 from evolution.trajectory import Task, Trajectory
+from ops.logs.logger import get_logger
 
 __all__ = ["PRINCIPLES_FILE", "Principles"]
 
@@ -49,7 +48,7 @@ _APPLICATION_ID: Final = 0x43485052
 """``CHPR``: tells our files from other SQLite files."""
 _SCHEMA_VERSION: Final = 1
 _DAY_S: Final = 86_400
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _TABLES: Final = (
     """

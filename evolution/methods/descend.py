@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import structlog
 
 from dp.config import PrivacySpec
 from dp.errors import PrivacyError
@@ -29,6 +28,7 @@ from evolution.part import Part
 from evolution.train.rows import Row
 from evolution.train.trainer import Trainer
 from federation.plan.methods import VALUE
+from ops.logs.logger import get_logger
 from ops.tracing.spans import spanned
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Descent", "descend", "knowing", "require_descent", "tell_one_by_one"]
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

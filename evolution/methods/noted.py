@@ -19,8 +19,6 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import structlog
-
 from dp.config import PrivacySpec
 from dp.steps.units import UnitId
 from evolution.errors import MemoryStoreError, PartError
@@ -28,10 +26,11 @@ from evolution.memory.principles import PRINCIPLES_FILE, Principles
 from evolution.methods.playing import Player
 from evolution.part import Part
 from evolution.principle import Again, Learned, Note, Principle, Used
+from ops.logs.logger import get_logger
 
 __all__ = ["Noted", "open_run_principles"]
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def open_run_principles(

@@ -24,16 +24,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from evolution.errors import LocalTimeError, NotWantedError, PartError
 from evolution.parts.seam import MemoryView, PartWork, Play, Playing, Wish
 from evolution.rollout.episodes import EpisodeBatch, figures_of
 from evolution.trajectory import Ask, Task, Trajectory
+from ops.logs.logger import get_logger
 
 __all__ = ["Played", "Player", "play_all"]
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 Tries = Callable[[Sequence[Task], Sequence[int]], EpisodeBatch]
 """Plays tasks, each with the key of its random draws."""

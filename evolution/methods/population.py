@@ -23,8 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from dp.config import Unit
 from dp.steps.units import UnitId, group_by_unit
 from evolution.errors import EvolverSetupError, MemoryStoreError
@@ -34,6 +32,7 @@ from evolution.parts.seam import MemoryView
 from evolution.principle import Principle
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Task, Trajectory
+from ops.logs.logger import get_logger
 
 __all__ = [
     "EXPERT_FILE",
@@ -45,7 +44,7 @@ __all__ = [
     "unit_of",
 ]
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 MEMORY_FILE: Final = "successes.sqlite"
 """A run's memory, in the method's private directory. The name is that of earlier releases, which
 kept successes alone: a run that one of them began goes on in the same file. A file that is renamed

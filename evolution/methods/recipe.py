@@ -54,7 +54,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
-import structlog
 
 from dp.config import Mode, PrivacySpec
 from dp.noise.unit_sum import UnitSum
@@ -129,12 +128,13 @@ from evolution.parts.seam import (
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Task
 from federation.plan.methods import Normaliser, Reads
+from ops.logs.logger import get_logger
 from ops.tracing.spans import spanned
 
 __all__ = ["RecipeEvolver"]
 
 _NOBODY = Population(units=(), rows_of={})
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class RecipeEvolver(Evolver):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import structlog
 
 from evolution.envs.environment import Environment, TakesVariants
 from evolution.envs.tasks import Split
@@ -21,10 +20,11 @@ from evolution.methods.playing import Played
 from evolution.parts.seam import MOST_START, EnvironmentPool, TaskPool
 from evolution.train.rows import Row
 from evolution.trajectory import Group, Task, Trajectory
+from ops.logs.logger import get_logger
 
 __all__ = ["Tally", "groups_of", "pool_of", "require_rows", "require_tasks", "short_enough"]
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -18,17 +18,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import structlog
-
 from evolution.errors import PartlyAnsweredError
 from evolution.local_time import require_time, require_wanted
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.trajectory import MOST_SAID_TOKENS, Ask
+from ops.logs.logger import get_logger
 
 __all__ = ["say"]
 
 _MOST_CHARS: Final = 2_000
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def say(

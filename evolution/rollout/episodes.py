@@ -47,8 +47,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
-import structlog
-
 from evolution.envs.catalogue import make
 from evolution.envs.environment import Environment, Example, SaysViolations, TakesVariants
 from evolution.envs.foreign.spec import HARNESS
@@ -64,6 +62,7 @@ from evolution.rollout.engine import (
 )
 from evolution.rollout.own_time import OwnTime
 from evolution.trajectory import Group, Step, Task, Trajectory
+from ops.logs.logger import get_logger
 
 __all__ = ["EpisodeBatch", "PlaysItself", "figures_of", "run_episodes"]
 
@@ -72,7 +71,7 @@ _Stepped = tuple[Outcome, bool, bool]
 """What a step came to, whether it solved the task, and whether it broke a stated rule."""
 _NO_MOVE: Final = ("", Generation(token_ids=(), logprobs=(), ended=False))
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import structlog
 import torch
 
 from evolution.errors import (
@@ -48,6 +47,7 @@ from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.kv_cache import RaggedCache
 from evolution.rollout.sampling import draw, uniforms
 from federation.adapter.value_head import without_head
+from ops.logs.logger import get_logger
 
 __all__ = ["HfEngine", "device_of"]
 
@@ -64,7 +64,7 @@ _TOO_LARGE = (
 _CPU_ALLOCATOR = "can't allocate memory"
 """What torch's allocator on a CPU says in a RuntimeError that has no type of its own."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class HfEngine(RolloutEngine):

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import structlog
 import torch
 
 from dp.steps.backends import BACKENDS
@@ -61,6 +60,7 @@ from evolution.train.trainer import SftReport, SftSettings, Trainer, TrainerSpec
 from federation.adapter.target import ALL_LINEAR, Target
 from federation.adapter.value_head import VALUE_HEAD
 from federation.plan.methods import VALUE
+from ops.logs.logger import get_logger
 
 __all__ = [
     "RowTerms",
@@ -80,7 +80,7 @@ _NO_SETTINGS: Final = SftSettings(
 )
 """Of a pass that trains nothing."""
 _Asked = tuple[tuple[str, ...], Part, str, float | None, float]
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class RowTerms:

@@ -24,8 +24,8 @@ from typing import Final
 from dp.accounting.charge import UnitKind
 from dp.accounting.compose import Epsilon
 from dp.config import ADJACENCY, RECORD_MODES, Mode, PrivacySpec
+from dp.noise.estimate import Estimate
 from dp.noise.figures import NOT_REPORTED, success_words
-from dp.noise.metrics_block import Estimate
 from federation.adapter.target import ALL_LINEAR, Target
 from federation.text import escaped
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from federation.adapter.layout import Layout, Tensors
 from federation.aggregate.gauge import Form, regauge
 from federation.aggregate.server_step import Mean, MovedTile, moved_tiles, step
-
-FIRST_ROUND: Final = 1
-"""Rounds count from one; record 0 is the initial adapter and record r is what round r made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from federation.adapter.encoding import tiles
-from federation.aggregate.aggregator import FIRST_ROUND
 from federation.aggregate.optimiser import Optimiser
+from federation.aggregate.rounds import FIRST_ROUND
 from federation.aggregate.server_step import Float64Vector, Mean
 from federation.errors import OptimiserStateError, UpdateError
 

@@ -38,8 +38,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, NamedTuple
 
+from dp.noise.estimate import Estimate
 from dp.noise.figures import BELOW_NOISE, NOT_REPORTED, ratio_below_noise, readable_ratio
-from dp.noise.metrics_block import Estimate
 from federation.chain.record import AdapterRecord
 from federation.errors import ChainError
 

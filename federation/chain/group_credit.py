@@ -43,7 +43,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from federation.adapter.encoding import TILE
 from federation.aggregate.groups import RobustMean
 from federation.errors import UpdateError

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from federation.aggregate.aggregator import FIRST_ROUND
 from federation.aggregate.optimiser import Optimiser
+from federation.aggregate.rounds import FIRST_ROUND
 from federation.aggregate.server_step import SignedVector
 from federation.chain.record import AdapterRecord, place_at, position_of
 from federation.chain.sums import digest_of_sum, move_of_release, signed_sum

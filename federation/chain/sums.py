@@ -54,7 +54,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dp.config import Mode
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from federation.adapter.encoding import Buffer, tiles
 from federation.aggregate.groups import RobustMean
 from federation.aggregate.optimiser import Optimiser

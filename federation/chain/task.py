@@ -17,7 +17,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from federation.aggregate.aggregator import FIRST_ROUND
+from federation.aggregate.rounds import FIRST_ROUND
 from federation.errors import ChainError
 from secagg import bounds, canonical, suite
 from secagg.errors import MalformedMessageError

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from federation.plan.tables import VetoesSection
 
 __all__ = ["origin_of", "stops"]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from dp.noise.estimate import Estimate
 from dp.noise.figures import readable_ratio, success_words
-from dp.noise.metrics_block import Estimate
 from evolution.envs.catalogue import make
 from lab.demo.outcome import Cell, Outcome, explored
 from lab.demo.scenario import SILOS

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from lab.demo.errors import NotJudgedError
 from lab.wilson import Interval, wilson
 

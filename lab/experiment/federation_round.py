@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from evolution.methods.evolver import Evolution
 from lab.aggregation.aggregation import LabAggregation, SiloUpdate
 from lab.experiment.engines.engine import MemberEngine

@@ -24,9 +24,8 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import Any, Final, TextIO
 
-import structlog
-
 from ops.logs.errors import is_ours
+from ops.logs.logger import get_logger
 
 __all__ = ["foreign_logs"]
 
@@ -35,7 +34,7 @@ UNHANDLED: Final = frozenset({"asyncio", "concurrent.futures"})
 """Loggers that speak of errors which nobody caught; what others log, they have dealt with."""
 _ERROR: Final = "chorale_error"
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @contextmanager

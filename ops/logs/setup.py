@@ -33,6 +33,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TextIO, cast
 
 from federation.errors import LogSettingError
+from ops.logs.logger import configured, make_ready
 
 if TYPE_CHECKING:
     from structlog.typing import Processor
@@ -105,23 +106,21 @@ def logs_on_stderr(
     given = os.environ if environment is None else environment
     form = _choice(given, FORMAT_VARIABLE, tuple(LogFormat), LogFormat.AUTO)
     level = _LEVELS[_choice(given, LEVEL_VARIABLE, tuple(_LEVELS), "info")]
-    # Imported only in a command that runs: --help must not wait for it.
-    import structlog
-
     sink = sys.stderr if stream is None else stream
-    before = structlog.get_config() if structlog.is_configured() else None
-    structlog.configure(
-        processors=_processors(LogFormat(form), sink),
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Sink(sink))),
-        cache_logger_on_first_use=False,
-    )
-    try:
+
+    def configure() -> None:
+        # Imported only where something is logged: a command must not wait for it.
+        import structlog
+
+        structlog.configure(
+            processors=_processors(LogFormat(form), sink),
+            wrapper_class=structlog.make_filtering_bound_logger(level),
+            logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Sink(sink))),
+            cache_logger_on_first_use=False,
+        )
+
+    with configured(configure):
         yield
-    finally:
-        structlog.reset_defaults()
-        if before is not None:
-            structlog.configure(**before)
 
 
 @contextmanager
@@ -130,6 +129,8 @@ def daemon_logs() -> Iterator[None]:
     # At the leaf, as structlog is: only a daemon needs it.
     from ops.logs.foreign import foreign_logs
 
+    # A daemon that cannot log does not start; and a line may come from where nothing can be loaded.
+    make_ready()
     with foreign_logs():
         yield
 

@@ -24,13 +24,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import structlog
-
 from federation.errors import ProbeError
+from ops.logs.logger import get_logger
 
 __all__ = ["LIVE_WITHIN_S", "Heartbeat", "tell_service_manager"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 BEAT_S: Final = 1.0
 LIVE_WITHIN_S: Final = 60.0

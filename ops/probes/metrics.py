@@ -23,13 +23,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from ops.address import is_loopback
+from ops.logs.logger import get_logger
 
 __all__ = ["MetricsAccess"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LEAST_TOKEN_CHARS: Final = 16
 MOST_TOKEN_BYTES: Final = 4096

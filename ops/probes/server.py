@@ -35,20 +35,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from federation.errors import ProbeError, ProbePortError
-from ops.address import joined_address, split_address
+from ops.address import ADDRESS_FILE, joined_address, split_address
 from ops.files import replace_file
+from ops.logs.logger import get_logger
 from ops.probes.metrics import MetricsAccess
 from ops.probes.tls import ProbeTls
 
 __all__ = ["ADDRESS_FILE", "PageAnswer", "PageRequest", "Probes", "Spaced"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
-ADDRESS_FILE: Final = "probes.address"
 MAX_CONNECTIONS: Final = 64
 REQUEST_TIMEOUT_S: Final = 10.0
 CHECK_EVERY_S: Final = 5.0

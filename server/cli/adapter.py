@@ -12,7 +12,7 @@ from ops.cli.envelope import CommandError, Exit, Format, Output, say, show_resul
 from server.cli.program import DEFAULT_DATA, NOT_POST_QUANTUM, Data, answering
 
 if TYPE_CHECKING:
-    from dp.noise.metrics_block import Estimate
+    from dp.noise.estimate import Estimate
     from federation.adapter.card import FamilySuccess, ModelCard
     from federation.chain.record import AdapterRecord
     from federation.plan.plan import Plan

@@ -21,15 +21,13 @@ from cryptography import x509
 from google.protobuf.message import Message
 
 from chorale.v1 import admin_pb2, admin_pb2_grpc
-from federation.version import read_version
 from ops.address import split_address
 from ops.cli.envelope import CommandError, Exit
 from ops.tracing.calls import with_spans
 from ops.tracing.spans import tracing
 from server.config import CoordinatorConfig
-from server.site.doctor.network import Called
 
-__all__ = ["CALL_TIMEOUT_S", "call_once", "connect", "plain", "start_parts"]
+__all__ = ["CALL_TIMEOUT_S", "connect", "plain", "start_parts"]
 
 CALL_TIMEOUT_S: Final = 30.0
 MAX_MESSAGE_BYTES: Final = 4 << 20
@@ -96,19 +94,6 @@ def connect(data_dir: Path) -> Iterator[admin_pb2_grpc.AdminServiceStub]:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 _require_valid_now(certificate)
             raise
-
-
-def call_once(data_dir: Path) -> Called:
-    """Make one authenticated call, for the doctor.
-
-    Raises:
-        VersionError: The answer's version is malformed.
-    """
-    with connect(data_dir) as stub:
-        # The stubs do not know that a method has more than one way to be called.
-        list_silos: Any = stub.ListSilos
-        answer, call = list_silos.with_call(admin_pb2.ListSilosRequest(), timeout=CALL_TIMEOUT_S)
-        return Called(silos=len(answer.silos), version=read_version(call.trailing_metadata()))
 
 
 def _require_valid_now(certificate: x509.Certificate) -> None:

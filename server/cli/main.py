@@ -3,15 +3,15 @@
 The contract of every command is ``ops/cli/envelope.py``'s. Heavy packages are imported inside the
 commands, so that ``--help`` answers at once. Commands of other packages arrive by the
 entry-point group ``chorale.commands`` (each a function with typer's annotations) and are loaded
-only when called: the server knows no name of the lab.
+only when called: the server knows no name of the lab. None of them takes the place of a command of
+this package, so where one of these is called the others are not looked for.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ops.cli.envelope import Answered, Exit, command_line, run_app, say
 from server.cli import (
@@ -29,6 +29,9 @@ from server.cli import (
     sizing,
     transcript,
 )
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["app", "main"]
 
@@ -67,12 +70,32 @@ app.add_typer(deploy.app, name="deploy")
 def main() -> None:
     """Run the command line."""
     called = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    own = _own()
+    if called not in own:
+        _add_others(called, own)
+    run_app(app)
+
+
+def _own() -> set[str]:
+    """Names of the commands and groups of this package."""
+    names = [command.name for command in app.registered_commands]
+    for group in app.registered_groups:
+        names.append(group.name)
+        if group.typer_instance is not None:
+            names.append(group.typer_instance.info.name)
+    return {name for name in names if isinstance(name, str)}
+
+
+def _add_others(called: str, own: set[str]) -> None:
+    """Load the command of another package that is called, and list the rest."""
+    # It looks through all installed packages, which takes as long as --help does besides.
+    from importlib.metadata import entry_points
+
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         if entry.name == called:
             app.command(entry.name)(_load(entry))
-        else:
+        elif entry.name not in own:
             app.command(entry.name, help=f"See chorale {entry.name} --help.")(_listed)
-    run_app(app)
 
 
 def _load(entry: EntryPoint) -> Callable[..., Any]:

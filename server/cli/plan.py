@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from federation.plan.plan import Plan
     from secagg.roster import Roster
     from server.cli.preflight import Asked
-    from server.members.presence import Member
+    from server.members.silence import Member
 
 __all__ = [
     "BaseConfig",
@@ -330,7 +330,7 @@ def _roster(data: Path) -> tuple[Roster, tuple[Member, ...], Mapping[str, tuple[
 
 def _absent(parsed: Plan, members: tuple[Member, ...]) -> tuple[str, str]:
     """Why the roster's silos cannot fill a round, and why they would not now; empty if they do."""
-    from server.members.presence import shortage, silence
+    from server.members.silence import shortage, silence
 
     quorum = parsed.rounds.ready_quorum(parsed.secure_aggregation.n_min)
     short = shortage(members, quorum)

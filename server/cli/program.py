@@ -1,4 +1,4 @@
-"""What every command of ``chorale`` shares: its data directory, and what a failure means.
+"""What commands of ``chorale`` share: the data directory, a run's place, what a failure means.
 
 The contract of every command is ``ops/cli/envelope.py``'s; codes of failures are the reasons of the
 coordinator's catalogue, whether it was called or works here.
@@ -7,13 +7,16 @@ coordinator's catalogue, whether it was called or works here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ops.cli.envelope import CommandError, Exit, Program
 
-__all__ = ["DEFAULT_DATA", "NOT_POST_QUANTUM", "Data", "answering"]
+if TYPE_CHECKING:
+    from chorale.v1 import admin_pb2
+
+__all__ = ["DEFAULT_DATA", "NOT_POST_QUANTUM", "Data", "answering", "place_of"]
 
 DEFAULT_DATA: Final = Path("chorale-data")
 NOT_POST_QUANTUM: Final = "suite v1: not post-quantum"
@@ -33,6 +36,15 @@ _SLOW: Final = (
 )
 _DENIED: Final = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 _ARGUMENTS: Final = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
+
+
+def place_of(run: admin_pb2.RunSummary, round_number: int, step: int) -> str:
+    """Where a run is; steps are named where a round has several, and count from 1 for people.
+
+    ``step`` counts from 0.
+    """
+    named = f", step {step + 1}/{run.steps}" if run.steps > 1 and round_number else ""
+    return f"round {round_number}/{run.rounds}{named}"
 
 
 def _known(error: Exception) -> CommandError | None:

@@ -23,7 +23,7 @@ from server.cli.plan import (
     read_plan_file,
     require_federation,
 )
-from server.cli.program import DEFAULT_DATA, NOT_POST_QUANTUM, Data, answering
+from server.cli.program import DEFAULT_DATA, NOT_POST_QUANTUM, Data, answering, place_of
 from server.cli.show import show
 from server.cli.sizing import write_new
 
@@ -272,7 +272,6 @@ def list_runs(
     with answering(output):
         from chorale.v1 import admin_pb2
         from server.cli.client import CALL_TIMEOUT_S, connect, plain
-        from server.cli.watch import place_of
 
         with connect(data) as stub:
             if federation:
@@ -399,8 +398,8 @@ def _require_silos(stub: AdminServiceStub, parsed: Plan) -> None:
     """
     from chorale.v1 import admin_pb2
     from server.cli.client import CALL_TIMEOUT_S
-    from server.members.presence import Member, silence
-    from server.store.silos import SiloState
+    from server.members.silence import Member, silence
+    from server.states import SiloState
 
     listed = stub.ListSilos(admin_pb2.ListSilosRequest(), timeout=CALL_TIMEOUT_S).silos
     members = [

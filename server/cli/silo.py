@@ -152,11 +152,13 @@ def _plain(silo: admin_pb2.SiloStatus) -> dict[str, Any]:
 
 def _facts(silo: admin_pb2.SiloStatus) -> dict[str, Any] | None:
     """What a silo says of itself by name; null for what it does not say."""
+    if not silo.HasField("facts"):
+        return None
     from dataclasses import asdict
 
     from federation.wire import silo_facts_from_proto
 
-    return asdict(silo_facts_from_proto(silo.facts)) if silo.HasField("facts") else None
+    return asdict(silo_facts_from_proto(silo.facts))
 
 
 def _facts_in_words(silo: admin_pb2.SiloStatus) -> list[str]:
@@ -179,8 +181,8 @@ def _short_facts(silo: admin_pb2.SiloStatus) -> str:
 
 
 def _is_silent(silo: admin_pb2.SiloStatus) -> bool:
-    from server.members.presence import Member, is_silent
-    from server.store.silos import SiloState
+    from server.members.silence import Member, is_silent
+    from server.states import SiloState
 
     if silo.state not in {SiloState.ROSTERED, SiloState.SITTING_OUT}:
         return False

@@ -32,23 +32,22 @@ from rich.text import Text
 
 from chorale.v1 import admin_pb2
 from dp.config import ADJACENCY
+from dp.noise.estimate import Estimate
 from dp.noise.figures import (
     mean_success,
     ratio_below_noise,
     readable_ratio,
     success_words,
 )
-from dp.noise.metrics_block import Estimate
 from federation.text import print_lines, printable
 from ops.cli.bars import bars
 from server.cli.client import CALL_TIMEOUT_S, connect, plain
-from server.cli.program import NOT_POST_QUANTUM
+from server.cli.program import NOT_POST_QUANTUM, place_of
 from server.figures import RoundFigures
 from server.run.collapse import Collapse, collapse
-from server.store.runs import OVER, RunState
-from server.store.silos import SiloState
+from server.states import OVER, RunState, SiloState
 
-__all__ = ["Panel", "follow", "place_of", "sitting_out", "span", "status_json", "view"]
+__all__ = ["Panel", "follow", "sitting_out", "span", "status_json", "view"]
 
 PATIENCE_S: Final = 120.0
 PAUSE_S: Final = 1.0
@@ -274,15 +273,6 @@ class Panel:
             + (f", asked {', '.join(done.chosen)}" if done.chosen else "")
             + (f", lost {', '.join(lost)}" if lost else "")
         )
-
-
-def place_of(run: admin_pb2.RunSummary, round_number: int, step: int) -> str:
-    """Where a run is; steps are named where a round has several, and count from 1 for people.
-
-    ``step`` counts from 0.
-    """
-    named = f", step {step + 1}/{run.steps}" if run.steps > 1 and round_number else ""
-    return f"round {round_number}/{run.rounds}{named}"
 
 
 def span(seconds: float) -> str:

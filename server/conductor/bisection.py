@@ -40,9 +40,10 @@ from server.conductor.submit_token import require_submit_token
 from server.errors import BisectionError, SubmitTokenError
 from server.figures import HalfSum, HalfVerdict, RoundFigures
 from server.members.presence import may_take_part
+from server.states import OVER, RunState
 from server.store import Store
 from server.store.bisections import BisectionRow
-from server.store.runs import OVER, RunRow, RunState
+from server.store.runs import RunRow
 
 __all__ = ["halves_so_far", "request_bisection"]
 

@@ -23,14 +23,13 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 
-import structlog
-
 from chorale.v1 import admin_pb2, round_pb2
 from dp.errors import PrivacyError
 from federation.errors import FederationError
 from federation.plan.read import read_plan
 from federation.version import NEWEST_PROTOCOL
 from federation.wire import preflight_to_proto
+from ops.logs.logger import get_logger
 from secagg import hybrid
 from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
@@ -49,11 +48,12 @@ from server.figures import RoundFigures
 from server.members.ledger_heads import LedgerRollbacks
 from server.run.attempts import end_unfinished
 from server.run.driver import RunDriver
-from server.store.runs import ACTIVE, OVER, RunRow, RunState
+from server.states import ACTIVE, OVER, RunState
+from server.store.runs import RunRow
 
 __all__ = ["Conductor"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Conductor:

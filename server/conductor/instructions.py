@@ -25,11 +25,10 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 import federation.wire as federation_wire
 import secagg.wire as secagg_wire
 from chorale.v1 import round_pb2
+from ops.logs.logger import get_logger
 from secagg.descriptor import SignedDescriptor
 from secagg.messages import (
     BoxDelivery,
@@ -46,7 +45,7 @@ from server.run.driver import RunDriver
 
 __all__ = ["Answer", "Handover", "Instructions"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 DROPPED = "dropped: this silo missed a phase of the attempt"
 HAND_OVER_S = 60.0

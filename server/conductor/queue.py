@@ -25,8 +25,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import structlog
-
 from dp.errors import PrivacyError
 from federation.adapter.encoding import decode_adapter
 from federation.adapter.layout import Layout
@@ -38,6 +36,7 @@ from federation.plan.read import read_plan
 from federation.plan.rules import problems_of_start
 from federation.selection.decide import ADVISED
 from federation.version import HYBRID
+from ops.logs.logger import get_logger
 from secagg import hybrid
 from secagg.descriptor import SUITES
 from secagg.errors import SecAggError
@@ -48,12 +47,13 @@ from server.conductor.submit_token import require_submit_token
 from server.context import RunContext
 from server.errors import CoordinatorError, RunError, SubmitTokenError
 from server.members.presence import require_members
+from server.states import RunState
 from server.store import Store
-from server.store.runs import RunRow, RunState
+from server.store.runs import RunRow
 
 __all__ = ["RunQueue", "places_behind", "require_feasible"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_ADAPTER_BYTES: Final = 1 << 30
 

@@ -27,9 +27,10 @@ from federation.plan.read import read_plan
 from server.audit import AuditEvent, AuditLog
 from server.conductor.submit_token import require_submit_token
 from server.errors import RollbackError, SubmitTokenError
+from server.states import ACTIVE, OVER, RunState
 from server.store import Store
 from server.store.rollbacks import RollbackRow
-from server.store.runs import ACTIVE, OVER, RunRow, RunState
+from server.store.runs import RunRow
 
 __all__ = ["request_rollback"]
 

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import structlog
-
+from ops.logs.logger import get_logger
 from server.conductor.status import since_unix_s, stalled_since_unix_s
 from server.context import RunContext
 from server.errors import CoordinatorError
@@ -28,11 +27,11 @@ from server.run.driver import RunDriver
 from server.run.dropouts import dropouts_of_now
 from server.run.strength import strength
 from server.run.vetoes import is_paused_by_vetoes
-from server.store.runs import ACTIVE, RunState
+from server.states import ACTIVE, RunState
 
 __all__ = ["Scrape"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,8 @@ from server.context import RunContext
 from server.figures import STEPS, HalfSum, Phase, RoundFigures
 from server.run.budget import shown_epsilon
 from server.run.driver import RunDriver
-from server.store.runs import ACTIVE, OVER, RunRow, RunState
+from server.states import ACTIVE, OVER, RunState
+from server.store.runs import RunRow
 
 __all__ = [
     "half_sum",

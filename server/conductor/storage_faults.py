@@ -20,15 +20,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-import structlog
-
+from ops.logs.logger import get_logger
 from server.errors import BlobUnavailableError, StorageFullError, StoreError
 from server.metrics import CoordinatorMetrics
 from server.store import Store
 
 __all__ = ["STORAGE_FAULTS", "keep_proving", "over_defects", "over_storage_faults"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from federation.chain.cohorts import CohortsOfSums, cohorts_of_sums
 from federation.chain.credit import Credit, credit_of
 from federation.chain.group_credit import (

@@ -15,8 +15,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from dp.noise.estimate import Estimate
 from dp.noise.figures import BELOW_NOISE
-from dp.noise.metrics_block import Estimate
 from federation.chain.credit import Figure, SiloCredit
 from federation.text import escaped
 from server.credit.participation import Participation

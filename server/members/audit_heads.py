@@ -22,13 +22,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chorale.v1 import membership_pb2 as pb
 from federation.audit.head import COORDINATOR, AuditHead, require_follows, sign_head, silo_writer
 from federation.errors import AuditHeadConflictError, AuditHeadError
 from federation.wire import audit_head_from_proto, audit_head_to_proto
+from ops.logs.logger import get_logger
 from server.audit import AuditEvent, AuditLog
 from server.members.terms import require_federation
 from server.metrics import CoordinatorMetrics
@@ -37,7 +37,7 @@ from server.store.heads import AuditHeadRow
 
 __all__ = ["AuditHeadExchange", "head_of_row"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class AuditHeadExchange:

@@ -24,9 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
 from federation.membership.renewal import renew_statement
+from ops.logs.logger import get_logger
 from secagg.suite import verify
 from server.audit import AuditEvent, AuditLog
 from server.errors import (
@@ -44,7 +43,7 @@ from server.store import Store
 
 __all__ = ["Renewals", "Renewed"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 SIGNATURE_BYTES: Final = 64
 

@@ -15,19 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import structlog
-
 from federation.membership.invite import SILO_ID
+from ops.logs.logger import get_logger
 from server.audit import AuditEvent, AuditLog
 from server.context import Liveness
 from server.errors import StandingError, UnknownSiloError
+from server.states import OVER
 from server.store import Store
-from server.store.runs import OVER
 from server.store.silos import SiloRow
 
 __all__ = ["MAX_REASON_CHARS", "Standing"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_REASON_CHARS = 200
 

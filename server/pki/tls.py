@@ -24,18 +24,18 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-import structlog
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from ops.logs.logger import get_logger
 from server.pki.authority import CertificateAuthority, Leaf, not_after_unix_s
 from server.pki.trust import Trust
 
 __all__ = ["ServerTls"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 NAME: Final = "server"
 

@@ -17,9 +17,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-import structlog
-
 from federation.errors import FederationError
+from ops.logs.logger import get_logger
 from server.audit import AuditEvent, AuditLog
 from server.errors import CoordinatorError
 from server.metrics import CoordinatorMetrics
@@ -29,7 +28,7 @@ from server.pki.trust import Retiring, Trust
 
 __all__ = ["Upkeep"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 EVERY_S: Final = 60.0
 

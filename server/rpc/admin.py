@@ -52,10 +52,11 @@ from server.pki.upkeep import Upkeep
 from server.rpc.access import current_peer
 from server.run.budget import budget_response
 from server.run.dropouts import sitting_out_now
+from server.states import SiloState
 from server.store import Store
 from server.store.blobs.storage import BlobStorage, in_threads
 from server.store.federation import FederationRow
-from server.store.silos import SiloState, state_of
+from server.store.silos import state_of
 
 __all__ = ["AdminContext", "AdminService", "RunConductor"]
 

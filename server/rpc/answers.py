@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
-import structlog
 
 from federation.version import this_version
+from ops.logs.logger import get_logger
 from server.rpc.catalogue import Answer, describe
 
 __all__ = ["abort", "answer_errors"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]

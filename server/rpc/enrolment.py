@@ -24,11 +24,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
-import structlog
 
 from chorale.v1 import enrolment_pb2 as pb
 from chorale.v1 import enrolment_pb2_grpc
 from federation.membership.invite import FEDERATION_NAME, SILO_ID, join_statement, silo_spiffe_uri
+from ops.logs.logger import get_logger
 from secagg.suite import is_sound_key, verify
 from server.audit import AuditEvent, AuditLog
 from server.errors import (
@@ -50,7 +50,7 @@ from server.store.silos import SiloRow
 
 __all__ = ["EnrolmentService"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64

@@ -24,9 +24,9 @@ from collections.abc import Callable
 from typing import Final
 
 import grpc
-import structlog
 
 from chorale.v1 import enrolment_pb2_grpc
+from ops.logs.logger import get_logger
 from server.errors import ListenError, StoreError
 from server.rpc.access import AccessInterceptor
 from server.rpc.enrolment import EnrolmentService
@@ -34,7 +34,7 @@ from server.store.invites import Invites
 
 __all__ = ["GRACE_S", "EnrolmentPort", "bind", "rounds_options"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 8 << 20
 """The headers of R1 are the largest message: 6.9 MB for 200 silos with ids of 63 characters."""

@@ -23,11 +23,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-import structlog
+from ops.logs.logger import get_logger
 
 __all__ = ["Strangers"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 EVERY_S: Final = 60
 MANY_CONNECTIONS: Final = 600

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-import structlog
-
 from dp.config import Mode
 from federation.errors import VersionMismatchError
 from federation.plan.plan import Plan
@@ -33,10 +31,11 @@ from federation.version import (
     require_compatible,
     this_version,
 )
+from ops.logs.logger import get_logger
 
 __all__ = ["TOO_OLD", "SiloVersions", "plan_protocol", "require_protocol"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 US: Final = "the coordinator"
 LEAST_APART_S: Final = 60.0

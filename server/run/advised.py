@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import hashlib
 
-import structlog
-
 from federation.advice.conversation import Budget
 from federation.advice.proposal import Proposal
 from federation.advice.record import AdviceRecord, replay
@@ -32,6 +30,7 @@ from federation.selection.advised import limits_of, state_of
 from federation.selection.decide import Inputs, decide
 from federation.selection.decided import NO_ADVISOR, why_none
 from federation.selection.policies import Choice
+from ops.logs.logger import get_logger
 from secagg.parameters import threshold
 from server.context import RunContext
 from server.metrics import AdviceOutcome
@@ -39,7 +38,7 @@ from server.store.runs import RunRow
 
 __all__ = ["Advised"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Advised:

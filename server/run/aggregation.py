@@ -36,7 +36,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dp.config import Mode
-from dp.noise.metrics_block import Estimate, MetricsBlock
+from dp.noise.estimate import Estimate
+from dp.noise.metrics_block import MetricsBlock
 from federation.adapter.encoding import Buffer, adapter_parts, decode_adapter, tiles
 from federation.adapter.layout import Layout
 from federation.aggregate.optimiser import Optimiser

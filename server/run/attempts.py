@@ -21,11 +21,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import structlog
-
 from federation.chain.record import Place
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
+from ops.logs.logger import get_logger
 from secagg.descriptor import AggregationId, SignedDescriptor, sign_descriptor
 from secagg.errors import SecAggError
 from secagg.prg import Vector
@@ -63,7 +62,7 @@ from server.store.runs import RunRow
 
 __all__ = ["Attempts", "end_unfinished"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 AGGREGATE_S = 60
 """Shown as the deadline of the step that waits for no silo."""

@@ -38,12 +38,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import structlog
-
 from federation.chain.groups import groups_of, halves_of
 from federation.chain.record import Place
 from federation.chain.task import PASSING_REASONS, SURVIVORS_ALREADY_SIGNED, RoundTask
 from federation.plan.plan import Plan
+from ops.logs.logger import get_logger
 from secagg.roster import SignedRoster
 from secagg.server.pairs import left_out
 from server.audit import AuditEvent
@@ -61,7 +60,7 @@ from server.store.tasks import TaskRow
 
 __all__ = ["Cohorts", "Ready", "Training"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CHAIN: Final = "chain"
 """A silo's word for a published chain that is not the one it adopted."""

@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, NamedTuple
 
+from dp.noise.estimate import Estimate
 from dp.noise.figures import mean_success, readable_ratio, success_words
-from dp.noise.metrics_block import Estimate
 from server.figures import RoundFigures
 
 __all__ = ["Collapse", "collapse"]

@@ -37,12 +37,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import structlog
-
 from federation.chain.record import AdapterRecord, Place, RecordPart
 from federation.chain.task import RoundTask
 from federation.errors import UpdateError
 from federation.plan.plan import Plan
+from ops.logs.logger import get_logger
 from secagg.descriptor import AggregationId
 from secagg.errors import SecAggError
 from secagg.roster import SignedRoster
@@ -60,13 +59,14 @@ from server.run.cohorts import Cohorts, Training
 from server.run.groups import OpenGroups, Summed
 from server.run.optimiser import RunOptimiser
 from server.run.progress import Progress
+from server.states import RunState
 from server.store.aggregations import AggregationOutcome, AggregationRow
 from server.store.bisections import BisectionRow
-from server.store.runs import RunRow, RunState
+from server.store.runs import RunRow
 
 __all__ = ["RunDriver"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class RunDriver:

@@ -31,11 +31,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-import structlog
-
 from dp.config import Mode
 from federation.chain.record import Place
 from federation.plan.plan import Plan
+from ops.logs.logger import get_logger
 from server.audit import AuditEvent
 from server.context import RunContext
 from server.figures import Phase
@@ -44,7 +43,7 @@ from server.store.dropouts import DropoutRow
 
 __all__ = ["Dropouts", "dropouts_of_now", "sitting_out_now"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Dropouts:

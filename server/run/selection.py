@@ -32,13 +32,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-import structlog
-
 from federation.membership.facts import SiloFacts
 from federation.plan.plan import Plan
 from federation.selection.decide import ADVISED, Inputs, decide
 from federation.selection.policies import All, Choice, PastRound, PublicFacts, PublicHistory
 from federation.text import printable
+from ops.logs.logger import get_logger
 from secagg import bounds
 from secagg.roster import SignedRoster
 from server.audit import AuditEvent
@@ -52,7 +51,7 @@ from server.store.runs import RunRow
 
 __all__ = ["Selection"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CHOOSE_S: Final = 10.0
 """Longest that a policy may take which asks nobody; every silo of the round waits for it."""

@@ -21,14 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from federation.chain import vetoes
 from federation.chain.record import AdapterRecord
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from server.figures import RoundFigures
+from server.states import RunState
 from server.store import Store
-from server.store.runs import RunRow, RunState
+from server.store.runs import RunRow
 
 __all__ = ["is_paused_by_vetoes", "reason", "stops"]
 

@@ -32,16 +32,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import structlog
 from sqlalchemy import Connection, Engine, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from ops.logs.logger import get_logger
 from server.errors import AlreadyServedError, StoreUnavailableError
 from server.store.database import engine_for, is_sqlite, spoken
 
 __all__ = ["LOCK", "Claim", "claimed"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOCK: Final = "coordinator.lock"
 SESSION_LOCK: Final = 0x63686F73

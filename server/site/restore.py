@@ -38,6 +38,7 @@ from server.config import CoordinatorConfig, DataPaths
 from server.errors import BackupError, BlobError, BlobUnavailableError
 from server.site.backup import DATABASE
 from server.site.backup_file import BackupReader, Manifest, Member
+from server.states import OVER, RunState
 from server.store import Store
 from server.store.blobs.directory import BlobStore
 from server.store.blobs.opening import open_blobs
@@ -45,7 +46,6 @@ from server.store.blobs.storage import BlobStorage
 from server.store.copying import copy_rows, require_unused
 from server.store.database import Database
 from server.store.records import named_blobs
-from server.store.runs import OVER, RunState
 from server.store.served import database_in_force, record_served
 
 __all__ = ["Restored", "restore"]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dp.config import Mode
+from dp.noise.estimate import Estimate
 from dp.noise.figures import NOT_REPORTED, percent_parts, why_hidden
-from dp.noise.metrics_block import Estimate
 from server.status_page import words
 from server.status_page.curve import Bar, Curve, Point, columns, curve
 from server.status_page.picture import Figure, Release, RunView

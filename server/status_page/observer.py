@@ -23,8 +23,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
+from dp.noise.estimate import Estimate
 from dp.noise.figures import readable_ratio
-from dp.noise.metrics_block import Estimate
 from federation.chain.record import AdapterRecord
 from federation.errors import AuditChainError, PlanError
 from federation.plan.charges import own_unit
@@ -41,6 +41,7 @@ from server.run.collapse import Collapse, collapse
 from server.run.driver import RunDriver
 from server.run.dropouts import dropouts_of_now
 from server.run.strength import strength
+from server.states import ACTIVE, OVER, RunState, SiloState
 from server.status_page.picture import (
     Adapter,
     AuditHead,
@@ -57,8 +58,8 @@ from server.status_page.picture import (
     Waited,
 )
 from server.store.rounds import RoundRow
-from server.store.runs import ACTIVE, OVER, RunRow, RunState
-from server.store.silos import SiloRow, SiloState, state_of
+from server.store.runs import RunRow
+from server.store.silos import SiloRow, state_of
 
 __all__ = ["Observer"]
 

@@ -31,6 +31,7 @@ from markupsafe import Markup
 from dp.config import ADJACENCY
 from dp.noise.figures import NOT_REPORTED
 from federation.text import printable
+from server.states import ACTIVE
 from server.status_page import words
 from server.status_page.curve import coordinate
 from server.status_page.figures import (
@@ -45,7 +46,6 @@ from server.status_page.figures import (
 from server.status_page.picture import Picture, RunView
 from server.status_page.timeline import DRAWN, timeline
 from server.status_page.verdict import CERTIFICATE_S, Level, due_share, judge
-from server.store.runs import ACTIVE
 
 __all__ = ["HEADERS", "HOLD", "REFRESH_S", "RUNS", "failure_page", "main_page", "run_page"]
 

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 
 from server.run.collapse import Collapse
 from server.run.strength import Strength
+from server.states import RunState, SiloState
 from server.store.federation import FederationRow
-from server.store.runs import RunState
-from server.store.silos import SiloState
 
 __all__ = [
     "Adapter",

@@ -37,9 +37,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-import structlog
-
 from federation.errors import FederationError
+from ops.logs.logger import get_logger
 from ops.probes.server import PageAnswer, PageRequest
 from server.context import RunContext
 from server.errors import CoordinatorError, UnknownRunError
@@ -52,7 +51,7 @@ from server.status_page.page import HEADERS, HOLD, RUNS, failure_page, main_page
 
 __all__ = ["status_page"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 FRESH_S: Final = 1.0
 PATIENCE_S: Final = 5.0

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from server.states import ACTIVE, RunState, SiloState
 from server.status_page.picture import Picture, Release, RunView, SiloView
 from server.status_page.words import named, percent, span
-from server.store.runs import ACTIVE, RunState
-from server.store.silos import SiloState
 
 __all__ = ["Concern", "Level", "Verdict", "due_share", "judge"]
 

@@ -14,37 +14,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import ColumnElement, func, insert, select, update
 from sqlalchemy.engine import Connection
 
 from secagg import hybrid
 from server.errors import RunError, UnknownRunError
+from server.states import ACTIVE, OVER, RunState
 from server.store.database import Database
 from server.store.schema import runs
 
-__all__ = ["ACTIVE", "OVER", "RunRow", "RunState", "Runs"]
-
-
-class RunState(StrEnum):
-    """Where a run is."""
-
-    QUEUED = "queued"
-    """It waits for the runs before it."""
-    RUNNING = "running"
-    PAUSING = "pausing"
-    """It is paused as soon as the release that silos have agreed on is closed."""
-    PAUSED = "paused"
-    FINISHED = "finished"
-    ABORTED = "aborted"
-    FAILED = "failed"
-
-
-ACTIVE: Final = frozenset({RunState.RUNNING, RunState.PAUSING})
-"""Driven; at most one run is."""
-OVER: Final = frozenset({RunState.FINISHED, RunState.ABORTED, RunState.FAILED})
+__all__ = ["RunRow", "Runs"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

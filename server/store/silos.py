@@ -16,29 +16,16 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
+from server.states import SiloState
 from server.store.database import Database
 from server.store.remembered import Remembered
 from server.store.schema import silos
 
-__all__ = ["SiloRow", "SiloState", "Silos", "state_of"]
-
-
-class SiloState(StrEnum):
-    """Where a silo is on its way into rounds."""
-
-    INVITED = "invited"
-    ENROLLED = "enrolled"
-    ROSTERED = "rostered"
-    SITTING_OUT = "sitting_out"
-    """In the roster, and not asked for some rounds of the run that is driven."""
-    SUSPENDED = "suspended"
-    LEFT = "left"
-    REVOKED = "revoked"
+__all__ = ["SiloRow", "Silos", "state_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,7 +42,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import secagg.client as protocol
@@ -53,6 +52,7 @@ from dp.noise.grid import Grid
 from dp.noise.metrics_block import MetricsBlock
 from dp.noise.share import NoiseShare, RingVector
 from dp.noise.source import NoiseSource
+from ops.logs.logger import get_logger
 from ops.tracing.spans import spanned
 from secagg.client.setup import check_setup
 from secagg.descriptor import AggregationId, SignedDescriptor
@@ -85,7 +85,7 @@ from silo_agent.metrics import SiloMetrics
 
 __all__ = ["Message", "Session"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 State = (
     protocol.AdvertiseKeys

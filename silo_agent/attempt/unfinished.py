@@ -18,11 +18,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import structlog
-
 from dp.ledger.ledger import Ledger
 from ops.files import is_partial
 from ops.logs.errors import told
+from ops.logs.logger import get_logger
 from secagg.descriptor import AggregationId
 from silo_agent.attempt.spool import Spool
 from silo_agent.books.ledger import identity_name, ledger_identity
@@ -32,7 +31,7 @@ from silo_agent.metrics import SiloMetrics
 
 __all__ = ["UnfinishedUploads"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class UnfinishedUploads:

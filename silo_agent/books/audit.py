@@ -49,13 +49,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import structlog
-
 from federation.audit import lines as audit_chain
 from federation.audit.lines import Detail
 from federation.chain.record import Place
 from federation.errors import AuditChainError
 from ops import audit_log
+from ops.logs.logger import get_logger
 from secagg.descriptor import AggregationId
 from silo_agent.errors import AuditLogError
 
@@ -63,7 +62,7 @@ __all__ = ["AUDIT_FILE", "AuditLog", "SiloEvent", "asked", "place", "read_log"]
 
 AUDIT_FILE: Final = "audit.jsonl"
 _LOG_ID_BYTES: Final = 16
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class SiloEvent(StrEnum):

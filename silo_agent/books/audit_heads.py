@@ -28,8 +28,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-import structlog
-
 from federation.audit.head import (
     COORDINATOR,
     AuditHead,
@@ -42,6 +40,7 @@ from federation.audit.head import (
 from federation.audit.lines import ChainHead
 from federation.errors import AuditHeadConflictError, AuditHeadError, FederationError
 from ops.files import replace_file
+from ops.logs.logger import get_logger
 from silo_agent.books.audit import AuditLog, SiloEvent
 from silo_agent.errors import AuditLogError, NotServedError, SiloError, TransportError
 from silo_agent.identity.identity import Identity
@@ -50,7 +49,7 @@ from silo_agent.metrics import SiloMetrics
 __all__ = ["HEAD_FILE", "AuditHeadExchange", "Exchanges", "kept_head"]
 
 HEAD_FILE: Final = "coordinator.audit-head.json"
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Exchanges(Protocol):

@@ -45,9 +45,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from dp.ledger.ledger import Ledger
+from ops.logs.logger import get_logger
 from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import LocalStoreError
 from silo_agent.machine.limits import METHOD_STORES
@@ -59,7 +58,7 @@ _GOING: Final = ".going"
 _FORSAKEN_S: Final = 3600.0
 """A command beside the daemon has finished its file by then."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def run_directory(data_dir: Path, run_id: str) -> Path:

@@ -27,7 +27,6 @@ notice (``silo_agent/books/peer_heads.py``).
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -42,6 +41,7 @@ from federation.plan.plan import Plan
 from secagg import suite
 from secagg.descriptor import AggregationId
 from secagg.errors import Check, VerificationError
+from silo_agent.books.ledger_copy import LEDGER_FILE
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
 from silo_agent.errors import ConfigError
@@ -72,8 +72,6 @@ __all__ = [
     "require_unsigned",
     "round_entry",
 ]
-
-LEDGER_FILE: Final = "privacy.ledger"
 
 
 def open_ledger(config: SiloConfig, policy: Policy, store: LocalStore) -> Ledger:

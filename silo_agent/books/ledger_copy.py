@@ -22,16 +22,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dp.accounting.charge import UnitKind
 from dp.ledger.journal import Journal
 from dp.ledger.ledger import Ledger
-from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import LocalStoreError
 
-__all__ = ["LedgerCopy", "ledger_copy"]
+__all__ = ["LEDGER_FILE", "LedgerCopy", "ledger_copy"]
+
+LEDGER_FILE: Final = "privacy.ledger"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,7 +52,7 @@ from typing import Any
 from ops.files import append_line, replace_file
 from silo_agent.books.peer_heads import PeerHead
 from silo_agent.errors import LocalStoreError
-from silo_agent.line.download import PARTIAL, Incoming, mapped
+from silo_agent.line.incoming import PARTIAL, Incoming, mapped
 
 __all__ = ["ChainHead", "LocalStore"]
 

@@ -44,7 +44,7 @@ def budget(
         from dataclasses import asdict
 
         from silo_agent.books.budget import read_budget
-        from silo_agent.cli.status import budget_lines
+        from silo_agent.cli.budget_table import budget_lines
         from silo_agent.config import SiloConfig
         from silo_agent.policy.document import Policy
 

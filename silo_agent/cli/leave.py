@@ -55,7 +55,7 @@ def leave(
     nothing is deleted where it cannot be made, unless --no-spent is given.
     """
     with answering(output):
-        from silo_agent.books.departure import PRIVATE, PROOFS, require_silo
+        from silo_agent.books.leave import PRIVATE, PROOFS, require_silo
         from silo_agent.books.spent import SPENT_FILE
 
         if wipe_ledger and not wipe:
@@ -127,8 +127,9 @@ def _leave(
     import time
 
     from silo_agent.books.audit import SiloEvent
-    from silo_agent.books.departure import Departure, Leaving, tell, wait_for_daemon
-    from silo_agent.books.departure import wipe as delete
+    from silo_agent.books.departure import Departure, Leaving
+    from silo_agent.books.leave import tell, wait_for_daemon
+    from silo_agent.books.leave import wipe as delete
     from silo_agent.cli.audit_note import note_done
     from silo_agent.errors import TransportError
     from silo_agent.identity.identity import Identity, NotJoinedError

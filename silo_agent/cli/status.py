@@ -1,4 +1,4 @@
-"""What ``chorale-silo status`` and ``budget`` show: the silo's own files and its probes, read only.
+"""What ``chorale-silo status`` shows: the silo's own files and its probes, read only.
 
 Covered: a daemon that runs, one that does not, a silo that has not joined yet, whose base model is
 missing, or whose policy or ledger cannot be used, a daemon whose figures are shown to nobody; each
@@ -12,7 +12,7 @@ import hashlib
 import http.client
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,14 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.serialization import Encoding
-from prometheus_client.parser import text_string_to_metric_families
 
-from dp.config import ADJACENCY
 from dp.errors import PrivacyError
 from federation.membership.roster_change import fingerprint
-from ops.address import split_address
-from ops.probes.server import ADDRESS_FILE
-from silo_agent.books.budget import Budget, RunBudget, UnitBudget, read_budget
+from ops.address import ADDRESS_FILE, split_address
+from silo_agent.books.budget import UnitBudget, read_budget
 from silo_agent.books.departure import Departure
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
@@ -41,7 +38,7 @@ from silo_agent.views.judgement import Judgement, newest_judgements
 from silo_agent.views.recommendation import Recommendation, recommendations
 from silo_agent.views.runs import WAITING, ListedRun, list_runs
 
-__all__ = ["RunStatus", "Status", "budget_lines", "read_status"]
+__all__ = ["RunStatus", "Status", "read_status"]
 
 _TIMEOUT_S = 2.0
 _MAX_FIGURES_BYTES: Final = 4 << 20
@@ -51,7 +48,6 @@ _FAR_UNIX_S: Final = 1 << 35
 """No clock says a later time: in the year 3058."""
 _CONTACT: Final = "chorale_silo_coordinator_contact_timestamp_seconds"
 _PHASE: Final = "chorale_silo_round_phase"
-_HEAD = ("unit", "reserved", "left", "cap", "spent")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,44 +273,6 @@ def read_status(data_dir: Path) -> Status:
     )
 
 
-def budget_lines(budget: Budget) -> list[str]:
-    """The budget for people: one table for the kinds of unit, one line for each run."""
-    rows = [
-        (
-            row.unit,
-            _figure(row.epsilon_reserved),
-            *(
-                (_figure(row.epsilon_left), _figure(row.epsilon_cap))
-                if row.epsilon_cap > 0.0
-                else ("-", "no cap")
-            ),
-            str(row.epsilon_spent),
-        )
-        for row in budget.units
-    ]
-    shown = [f"epsilon at delta {budget.delta:g}, {ADJACENCY}"]
-    if rows:
-        shown += _table((_HEAD, *rows))
-    else:
-        shown.append("  nothing was charged, and privacy.epsilon_caps allows nothing")
-    if budget.carried:
-        before = ", ".join(f"{unit} {found}" for unit, found in budget.carried.items())
-        shown.append(f"carried from before: epsilon alone {before}")
-    for row in budget.runs:
-        shown.append(_run_line(row))
-        if row.trainings_beyond:
-            shown.append(
-                f"  {row.trainings_beyond} local training(s) charged beyond the rounds that "
-                "released: one that a crash or the end of its run cut short stays charged, and a "
-                "round that is trained again is charged again"
-            )
-    if budget.unprotected:
-        shown.append(f"{budget.unprotected} upload(s) in mode none, which no epsilon describes")
-    if budget.ledger_seq is not None and budget.ledger_sha256 is not None:
-        shown.append(f"ledger: record {budget.ledger_seq}, {budget.ledger_sha256[:16]}")
-    return shown
-
-
 def _guard(config: SiloConfig, problems: list[str]) -> tuple[str, ...]:
     """What is served and the newest verdict; a file that cannot be read is a problem."""
     if config.guard is None:
@@ -378,6 +336,9 @@ def _told(address: str, config: SiloConfig) -> tuple[float | None, str | None]:
     answer = _get(address, config, "/metrics", headers)
     if answer is None or answer[0] != http.client.OK:
         return None, None
+    # Imported only where a daemon runs.
+    from prometheus_client.parser import text_string_to_metric_families
+
     contact: float | None = None
     phase: str | None = None
     try:
@@ -395,26 +356,3 @@ def _told(address: str, config: SiloConfig) -> tuple[float | None, str | None]:
 
 def _moment(unix_s: float) -> str:
     return f"{datetime.fromtimestamp(unix_s, tz=UTC):%F %R} UTC"
-
-
-def _run_line(row: RunBudget) -> str:
-    alone = ", ".join(f"{unit} {cost}" for unit, cost in row.epsilons.items())
-    counts = f"{row.attempts} upload(s)"
-    if row.trainings:
-        counts += f", {row.trainings} local training(s)"
-    if row.unprotected:
-        counts += f", {row.unprotected} without noise"
-    return f"{row.run}: epsilon alone {alone or 'none'}; charged for {counts}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    return [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def _figure(value: float) -> str:
-    return f"{value:.4g}"

@@ -13,7 +13,6 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from federation.chain.preflight import Preflight, PreflightAnswer
@@ -21,6 +20,7 @@ from federation.chain.record import AdapterRecord, Place
 from federation.chain.task import RoundTask
 from federation.errors import AuditChainError
 from ops.audit_log import verify_log
+from ops.logs.logger import get_logger
 from secagg.descriptor import AggregationId
 from silo_agent.books.audit import AUDIT_FILE, AuditLog, SiloEvent, asked, place
 from silo_agent.books.audit_heads import AuditHeadExchange, Exchanges
@@ -31,7 +31,7 @@ from silo_agent.metrics import SiloMetrics
 
 __all__ = ["DaemonAudit", "open_audit"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class DaemonAudit:

@@ -36,8 +36,6 @@ from __future__ import annotations
 import threading
 import time
 
-import structlog
-
 from dp.config import Mode
 from dp.errors import LedgerCorruptError
 from federation.chain.record import AdapterRecord, Place
@@ -45,6 +43,7 @@ from federation.chain.task import RoundTask
 from federation.errors import ChainError, UpdateError
 from federation.plan.families import families_of
 from federation.plan.plan import Plan
+from ops.logs.logger import get_logger
 from secagg.descriptor import STEPS, AggregationId, SignedDescriptor, verify_descriptor
 from secagg.messages import (
     BoxDelivery,
@@ -102,7 +101,7 @@ _STEP_OF = {
 """The step whose answer each message asks for."""
 _OF_AN_ATTEMPT = (SignedDescriptor, *_STEP_OF)
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Daemon:

@@ -24,10 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-import structlog
-
 from dp.ledger.ledger import Ledger
 from federation.membership.facts import BudgetLeft, SignedFacts, SiloFacts
+from ops.logs.logger import get_logger
 from silo_agent.books.departure import Departure
 from silo_agent.books.facts import OperatorsWord, budget_left_of, facts_now, published_facts
 from silo_agent.daemon.polling import EXPECTED
@@ -45,7 +44,7 @@ APART_S: Final = 15.0
 AGAIN_S: Final = 60.0
 """After a failure."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Publishes(Protocol):

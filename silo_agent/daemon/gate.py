@@ -29,15 +29,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-import structlog
-
 from dp.ledger.ledger import Ledger
 from federation.adapter.layout import Layout
-from federation.aggregate.aggregator import FIRST_ROUND
+from federation.aggregate.rounds import FIRST_ROUND
 from federation.chain.preflight import Preflight
 from federation.chain.record import AdapterRecord, Place
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
+from ops.logs.logger import get_logger
 from secagg.descriptor import AggregationId, SignedDescriptor
 from silo_agent.books.departure import Departure
 from silo_agent.books.heard_runs import NOT_INVITED, HeardRuns
@@ -77,7 +76,7 @@ _OF_A_QUESTION: Final = ("preflight",)
 WATCH_S: Final = 0.5
 """How often the mark of a departure is looked for beside the polls."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Tells(Protocol):

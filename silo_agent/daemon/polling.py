@@ -33,11 +33,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-import structlog
-
 from dp.errors import PrivacyError
 from federation.chain.task import RoundTask
 from federation.errors import FederationError
+from ops.logs.logger import get_logger
 from secagg.descriptor import SignedDescriptor
 from secagg.errors import Check, SecAggError
 from silo_agent.books.ledger import identity_name
@@ -60,7 +59,7 @@ _MOST_DOUBLINGS = 5
 EXPECTED: Final = (SecAggError, PrivacyError, FederationError, SiloError, OSError)
 """Failures that are no defect of ours."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Polls(Protocol):

@@ -29,8 +29,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import structlog
-
 from chorale.v1 import aggregation_pb2
 from federation.chain.preflight import (
     ANSWER_AFTER_S,
@@ -43,6 +41,7 @@ from federation.plan.negotiation import Offer
 from federation.plan.plan import Plan
 from federation.plan.read import read_plan
 from federation.wire import preflight_from_proto
+from ops.logs.logger import get_logger
 from secagg.roster import SignedRoster
 from silo_agent.books.preflights import Preflights
 from silo_agent.daemon.audited import DaemonAudit
@@ -54,7 +53,7 @@ from silo_agent.policy.policy import APPROVAL_RULE, Decision
 
 __all__ = ["Asks", "PreflightDesk"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Asks(Protocol):

@@ -20,13 +20,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import structlog
-
-from ops.address import split_address
+from ops.address import ADDRESS_FILE, split_address
 from ops.deploy.hardening import harden_process
 from ops.files import prove_writable
+from ops.logs.logger import get_logger
 from ops.probes.metrics import MetricsAccess
-from ops.probes.server import ADDRESS_FILE, Probes, Spaced
+from ops.probes.server import Probes, Spaced
 from ops.probes.tls import ProbeTls
 from silo_agent.books.audit import AuditLog
 from silo_agent.config import SiloConfig
@@ -35,7 +34,7 @@ from silo_agent.metrics import SiloMetrics
 
 __all__ = ["Scrape", "run"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def run(config: SiloConfig) -> None:

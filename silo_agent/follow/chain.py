@@ -40,7 +40,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 
 from federation.adapter.encoding import MAX_HEADER_BYTES, decode_adapter
 from federation.adapter.layout import Layout
@@ -52,15 +51,16 @@ from federation.chain.verify import verify_update
 from federation.errors import ChainError
 from federation.plan.plan import Plan
 from federation.wire import RECORDS_PER_PAGE
+from ops.logs.logger import get_logger
 from secagg.bounds import MAX_DIMENSION, MAX_METRICS
 from silo_agent.books.local_store import ChainHead, LocalStore
 from silo_agent.errors import ChainMismatchError
-from silo_agent.line.download import Incoming
+from silo_agent.line.incoming import Incoming
 from silo_agent.line.transport import Coordinator
 
 __all__ = ["ChainFollower", "Head"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_ADAPTER_BYTES = 1 << 30
 HEADER_BYTES = MAX_HEADER_BYTES + 8

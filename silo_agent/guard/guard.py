@@ -27,8 +27,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-import structlog
-
 from dp.ledger.counts import RunDebits
 from evolution.errors import EnvironmentFailureError, VerdictError
 from evolution.guard.judging import Adopted, Judging
@@ -41,6 +39,7 @@ from federation.adapter.card import render_card
 from federation.chain.card import card_of, provenance_of
 from federation.chain.record import AdapterRecord
 from federation.plan.plan import Plan
+from ops.logs.logger import get_logger
 from ops.tracing.spans import spanned
 from silo_agent.books.local_store import LocalStore
 from silo_agent.config import SiloConfig
@@ -51,7 +50,7 @@ from silo_agent.metrics import SiloMetrics
 
 __all__ = ["Guard", "panel_families"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Guard:

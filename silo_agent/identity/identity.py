@@ -20,9 +20,8 @@ import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import grpc
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -33,6 +32,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from federation.membership.renewal import trust_sha256
 from ops.files import replace_file, sync_directory
 from silo_agent.errors import IdentityError
+
+if TYPE_CHECKING:
+    import grpc
 
 __all__ = [
     "DIRECTORY",
@@ -96,6 +98,9 @@ class Identity:
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Return mutual TLS credentials that trust the federation's CAs alone."""
+        # Only who calls the coordinator needs it; most commands read what is here.
+        import grpc
+
         return grpc.ssl_channel_credentials(
             root_certificates=self._roots_pem(),
             private_key=_private_pem(self.leaf_key),

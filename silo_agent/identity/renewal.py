@@ -46,12 +46,12 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import grpc
-import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from federation.membership.renewal import MAX_CAS, renew_statement
 from federation.version import MEMBERSHIP, Version
 from ops.doctor.reach import ReachError, presented_chain
+from ops.logs.logger import get_logger
 from silo_agent.errors import SiloError, TransportError
 from silo_agent.identity.identity import (
     Identity,
@@ -69,7 +69,7 @@ from silo_agent.metrics import SiloMetrics
 
 __all__ = ["Renewal", "missing_with"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 HALF: Final = 0.5
 SPREAD: Final = 0.05

@@ -40,7 +40,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
-import structlog
 
 from dp.config import RECORD_MODES, Mode
 from dp.noise.grid import l2_norm
@@ -51,6 +50,7 @@ from federation.adapter.layout import Layout
 from federation.chain.sums import UPDATE_NORM_SQ, VETOES
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
+from ops.logs.logger import get_logger
 from secagg.descriptor import OTHER_FAMILY, MetricsLayout
 from silo_agent.errors import NotReadyError, PolicyRefusalError, SessionError, WorkCalledOffError
 from silo_agent.local_work.reservation import Reservation
@@ -66,7 +66,7 @@ A sum that is done ends the wait at once; each poll in between carries all boxes
 MAX_RUNS: Final = 4
 """Deltas of several runs are kept at once: of those paused most recently, and the newest."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(kw_only=True, slots=True, repr=False)

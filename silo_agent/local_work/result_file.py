@@ -44,7 +44,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 
 import numpy as np
-import structlog
 
 from dp.config import Mode
 from dp.errors import LedgerRolledBackError
@@ -54,6 +53,7 @@ from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
 from ops.files import is_partial, private_directory, replace_file
 from ops.logs.errors import told
+from ops.logs.logger import get_logger
 from silo_agent.books.local_store import LocalStore
 from silo_agent.errors import LocalStoreError
 from silo_agent.local_work.result import MAX_RUNS, Result
@@ -72,7 +72,7 @@ _FIELDS: Final = frozenset(
     {"format", "run", "round", "task", "reservation", "delta", "episodes", "successes"}
 )
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class _UselessError(Exception):

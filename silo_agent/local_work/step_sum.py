@@ -20,16 +20,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import structlog
-
 from dp.config import PrivacySpec
 from dp.errors import TooManyUnitsError
 from dp.noise.grid import Grid
 from dp.noise.unit_sum import UnitSum
+from ops.logs.logger import get_logger
 
 __all__ = ["empty_sum", "fulfil"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def fulfil(

@@ -56,8 +56,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import structlog
-
 from dp.errors import BudgetExceededError, PrivacyError, TooManyDebitsError
 from dp.ledger.ledger import Ledger
 from dp.noise.unit_sum import UnitSum
@@ -66,6 +64,7 @@ from evolution.methods.evolver import Evolver, Work
 from federation.adapter.layout import Layout
 from federation.chain.task import RoundTask
 from federation.plan.plan import Plan
+from ops.logs.logger import get_logger
 from ops.tracing.spans import carry, spanned
 from secagg.descriptor import Descriptor
 from silo_agent.books.audit import AuditLog
@@ -105,7 +104,7 @@ LOOK_S = 0.5
 """How often a silo that waits to be ready looks whether the run still lives."""
 _LAWFUL = (BudgetExceededError, TooManyDebitsError, PolicyRefusalError)  # All works: it refuses.
 _Judging = Callable[[Callable[[], Evolver], Head, Plan], None]
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class LocalWork:

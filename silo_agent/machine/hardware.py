@@ -36,8 +36,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
-
 from dp.config import DEFAULT_BACKEND, RECORD_MODES, Mode
 from evolution.methods.evolver import EvolverSetup, EvolveSettings, Work
 from evolution.train.trainer import TrainerSpec
@@ -46,6 +44,7 @@ from federation.adapter.shapes import ModelShape
 from federation.errors import TargetError, TomlError
 from federation.plan.plan import Plan
 from federation.plan.toml import parse_toml
+from ops.logs.logger import get_logger
 from silo_agent.config import CONFIG_FILE, ENVIRONMENT_PREFIX, SiloConfig
 from silo_agent.machine.machine import Machine, in_gib, look, shape_in
 
@@ -57,7 +56,7 @@ LEAST_CONTEXT_TOKENS: Final = 16
 """As a plan's own."""
 _WITHOUT_MODEL: Final = frozenset({"constant"})
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

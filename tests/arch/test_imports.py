@@ -15,6 +15,9 @@ HEAVY = (
     "opacus",
     "vllm",
     "matplotlib",
+    "scipy",
+    "dp_accounting",
+    "ray",
 )
 
 
@@ -49,4 +52,23 @@ def test_no_heavy_module_is_loaded():
 def test_command_lines_start_light(module):
     (loaded,) = loaded_after(f"import {module}")
     # What makes a start slow belongs to the commands that need it.
-    assert loaded.isdisjoint({"grpc", "sqlalchemy", "numpy", "opentelemetry"}), module
+    assert loaded.isdisjoint(
+        {"grpc", "sqlalchemy", "numpy", "opentelemetry", "pydantic", "structlog"}
+    ), module
+
+
+@pytest.mark.parametrize(
+    ("module", "never"),
+    [
+        # What an admin's command that asks the coordinator stands on.
+        ("server.cli.client", {"numpy", "sqlalchemy", "structlog", "rich", "OpenSSL"}),
+        ("server.cli.watch", {"numpy", "sqlalchemy", "structlog"}),
+        ("server.members.silence", {"numpy", "sqlalchemy", "pydantic"}),
+        # And what a silo's command does that reads its own files.
+        ("silo_agent.cli.status", {"grpc", "structlog"}),
+        ("silo_agent.books.budget", {"grpc", "structlog", "pydantic"}),
+    ],
+)
+def test_what_is_read_alone_loads_no_writer(module, never):
+    (loaded,) = loaded_after(f"import {module}")
+    assert sorted(loaded & never) == []

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from evolution.guard.options import Outcome
 from server.figures import Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
-from server.store.runs import RunState
+from server.states import RunState
 from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.policy import ACCEPTED, RULE_NAMES
 from tests.kit.server.store_samples import silo_row

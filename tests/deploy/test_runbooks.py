@@ -19,8 +19,7 @@ from server.audit import AuditEvent
 from server.config import CoordinatorConfig
 from server.errors import Reason
 from server.figures import STEPS, Phase
-from server.store.runs import RunState
-from server.store.silos import SiloState
+from server.states import RunState, SiloState
 from silo_agent.books.audit import SiloEvent
 from silo_agent.metrics import ERROR_KINDS
 from silo_agent.policy.refusal import DAEMON_RULES

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from chorale.v1 import admin_pb2 as pb
+from dp.noise.estimate import Estimate
 from dp.noise.figures import (
     WIDEST_RATIO_ERROR,
     mean_success,
@@ -16,7 +17,6 @@ from dp.noise.figures import (
     readable_ratio,
     success_words,
 )
-from dp.noise.metrics_block import Estimate
 from federation.adapter.card import FamilySuccess, render_card
 from federation.chain.sums import success_ratios
 from lab.demo.page import write_html

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 import pytest
 
 from chorale.v1.admin_pb2 import RunSummary
-from server.cli.watch import Panel, place_of
+from server.cli.program import place_of
+from server.cli.watch import Panel
 from server.conductor.status import _round_status
 from server.figures import HalfSum, HalfVerdict, Phase, RoundFigures
 from server.run.aggregation import norm_ratio

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from server.errors import Reason
 from server.figures import STEPS, Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
-from server.store.runs import RunState
+from server.states import RunState
 from tests.kit.server.store_samples import silo_row
 
 

@@ -13,7 +13,7 @@ from grafana_foundation_sdk.models.dashboard import Panel
 from deploy.grafana.panel import CALM, DAYS, FULL_WIDTH, Query, bars, colour, figures, lines
 from deploy.grafana.scope import COORDINATOR
 from server.context import SILENT_AFTER_S
-from server.members.presence import SILENT_S
+from server.members.silence import SILENT_S
 
 __all__ = ["coordinator_row", "silos_row"]
 

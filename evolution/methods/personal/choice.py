@@ -13,8 +13,8 @@ Invariants:
 3. Equal adapters and tasks give equal choices.
 
 Covered: any number of environments, with the silo's shard of each. Not covered: a split that is
-judged as a whole, which leaves no task to choose by, so the shared adapter stays; two ids of a split
-that are one task in all but their number.
+judged as a whole, which leaves no task to choose by, so the shared adapter stays; two ids of a
+split that are one task in all but their number.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import structlog
 
 from evolution.errors import (
     AdapterLoadError,
@@ -51,6 +50,7 @@ from evolution.rollout.openai.http import Request, ServerClient
 from evolution.rollout.openai.reply import models_of
 from federation.adapter.export import ExportError, write_peft_adapter
 from federation.adapter.value_head import without_head
+from ops.logs.logger import get_logger
 
 __all__ = ["AdapterShelf"]
 
@@ -62,7 +62,7 @@ _GONE = 404
 _MAX_VERSION_CHARS = 80
 _MODELS = Request(path="/v1/models")
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)

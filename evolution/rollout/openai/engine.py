@@ -46,7 +46,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import structlog
 from transformers import AutoConfig
 
 from evolution.errors import (
@@ -67,10 +66,11 @@ from evolution.rollout.openai.reply import (
     models_of,
 )
 from evolution.rollout.sampling import seeds
+from ops.logs.logger import get_logger
 
 __all__ = ["OpenAIEngine"]
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _UNAUTHORISED = frozenset({401, 403})
 _MAX_SERVERS = 256

@@ -24,7 +24,8 @@ from typing import Final
 
 import numpy as np
 
-from dp.noise.metrics_block import Estimate, MetricsBlock
+from dp.noise.estimate import Estimate
+from dp.noise.metrics_block import MetricsBlock
 from dp.noise.share import add_noise, per_silo_sigma
 from federation.chain.sums import UPDATE_NORM_SQ, VETOES
 from lab.experiment.methods import Method

@@ -39,7 +39,7 @@ from typing import Final
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from federation.advice.conversation import Budget
 from federation.advice.proposal import Proposal
 from federation.advice.record import AdviceRecord, replay

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp.errors import NonFiniteError, SpecError
-from dp.noise.metrics_block import Estimate, MetricsBlock
+from dp.noise.estimate import Estimate
+from dp.noise.metrics_block import MetricsBlock
 
 BLOCK = MetricsBlock(("episodes", "successes", "delta_sq"), (64.0, 64.0, 1.0))
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from federation.adapter.encoding import TILE
 from federation.adapter.layout import Layout
-from federation.aggregate.aggregator import FIRST_ROUND, Aggregator
+from federation.aggregate.aggregator import Aggregator
 from federation.aggregate.gauge import rademacher, regauge
 from federation.aggregate.registry import AGGREGATORS, INCOMPLETE_ADAPTERS, make_aggregator
+from federation.aggregate.rounds import FIRST_ROUND
 from federation.aggregate.server_step import MeanOfSum, mean_of_sum, step
 from federation.errors import LayoutError, UpdateError
 from tests.kit.federation.adapters import CLIP, GRID, RANK, SIDES, lora, plan_of, product

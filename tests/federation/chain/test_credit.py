@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from federation.chain.credit import credit_of
 from federation.errors import ChainError
 from tests.kit.federation.records import after, initial, one_sum

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from federation.adapter import encoding
 from federation.aggregate.groups import RobustMean
 from federation.chain import group_credit

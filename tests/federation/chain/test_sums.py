@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from federation.chain.sums import (
     agreement,
     encode_sum,

@@ -11,7 +11,7 @@ shift
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
 packages="openenv==0.10.0 reasoning-gym==0.1.25 textworld==1.7.0 gymnasium==1.4.0 websockets==17.4 httpx2==2.16.2
-  numpy==2.4.6 pydantic==2.14.3 pydantic-settings==2.16.3 structlog==26.1.0 cryptography==50.0.2
+  numpy==2.4.6 pydantic==2.14.3 structlog==26.1.0 cryptography==50.0.2
   safetensors==0.8.0 huggingface_hub==2.4.0 prometheus_client==0.26.0 protobuf==5.29.6
   grpcio==1.85.1 pytest==9.2.0 pytest-timeout==2.4.0"
 if [ "${1:-}" = --model ]; then

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from evolution.guard.options import Outcome
 from server.figures import STEPS, Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
-from server.store.runs import RunState
+from server.states import RunState
 from silo_agent.metrics import PHASES, SiloMetrics
 from tests.kit.server.store_samples import silo_row
 

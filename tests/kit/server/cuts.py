@@ -6,9 +6,9 @@ from pathlib import Path
 
 from server.attempt import accumulator
 from server.figures import Phase
+from server.states import RunState
 from server.store.aggregations import AggregationOutcome
 from server.store.database import Database
-from server.store.runs import RunState
 from tests.kit.server import world as sw
 from tests.kit.server.run_checks import require_chain, require_exact
 

@@ -27,12 +27,13 @@ from server.figures import Phase, RoundFigures
 from server.metrics import CoordinatorMetrics
 from server.pki.authority import CertificateAuthority
 from server.pki.trust import Trust
+from server.states import RunState
 from server.status_page.observer import Observer
 from server.status_page.serve import status_page
 from server.store import Store
 from server.store.blobs.directory import BlobStore
 from server.store.federation import FederationRow
-from server.store.runs import RunRow, RunState
+from server.store.runs import RunRow
 from server.store.schema import records, rounds
 from tests.kit.federation.records import one_sum
 from tests.kit.server.store_samples import silo_row

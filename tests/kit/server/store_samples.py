@@ -7,9 +7,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from federation.chain.record import AdapterRecord
 from secagg.descriptor import AggregationId
 from secagg.roster import Roster, RosterEntry, sign_roster
+from server.states import RunState
 from server.store.messages import StoredMessage
 from server.store.rounds import AttemptPlace
-from server.store.runs import RunState
 from server.store.silos import SiloRow
 from tests.kit.secagg.secagg_samples import make_descriptor, make_roster, signed_descriptor
 

@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 
 from chorale.v1 import admin_pb2 as pb
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from ops.cli.bars import bars
 from server.cli import watch
-from server.cli.watch import Panel, place_of, span, status_json, view
+from server.cli.program import place_of
+from server.cli.watch import Panel, span, status_json, view
 
 NOW = 1_800_000_000
 

@@ -14,7 +14,7 @@ from server.conductor.status import FINISHED_PER_STATUS
 from server.context import RunContext, Signal
 from server.errors import RunError, StoreError, UnknownRunError
 from server.figures import Phase
-from server.store.runs import RunState
+from server.states import RunState
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw
 from tests.kit.server.world_plan import RANK

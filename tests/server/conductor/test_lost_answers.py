@@ -14,7 +14,8 @@ from server.conductor import storage_faults
 from server.errors import BlobError, RunError, StoreError
 from server.figures import Phase
 from server.run.driver import RunDriver
-from server.store.runs import Runs, RunState
+from server.states import RunState
+from server.store.runs import Runs
 from tests.kit.server import world as sw
 from tests.kit.server.server_runs import (
     details,

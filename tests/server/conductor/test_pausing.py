@@ -8,8 +8,9 @@ from federation.errors import FederationError
 from secagg.descriptor import SignedDescriptor
 from server.errors import RunError, StoreError, UnknownRunError
 from server.figures import STEPS, Phase
+from server.states import RunState
 from server.store.aggregations import AggregationOutcome
-from server.store.runs import Runs, RunState
+from server.store.runs import Runs
 from tests.kit.server import world as sw
 from tests.kit.server.run_checks import require_chain, require_exact
 from tests.kit.server.server_runs import (

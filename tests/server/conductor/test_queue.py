@@ -8,7 +8,7 @@ from server.conductor.queue import places_behind
 from server.errors import StoreError
 from server.figures import Phase
 from server.run import attempts
-from server.store.runs import RunState
+from server.states import RunState
 from tests.kit.secagg.secagg_samples import make_roster, signed_roster
 from tests.kit.server.run_checks import require_chain, require_exact
 from tests.kit.server.server_runs import (

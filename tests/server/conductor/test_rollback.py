@@ -16,7 +16,7 @@ from server.conductor.status import watch_response
 from server.errors import RollbackError, SubmitTokenError, UnknownRunError
 from server.figures import Phase, RoundFigures
 from server.run.driver import RunDriver
-from server.store.runs import RunState
+from server.states import RunState
 from tests.kit.secagg.secagg_samples import COORDINATOR_KEY
 from tests.kit.server import world as sw
 from tests.kit.server.cuts import Cut

@@ -12,9 +12,10 @@ from server.conductor.conductor import Conductor
 from server.errors import StorageFullError, StoreError
 from server.figures import Phase, RoundFigures
 from server.run.driver import RunDriver
+from server.states import RunState
 from server.store.aggregations import AggregationOutcome
 from server.store.blobs.directory import BlobStore
-from server.store.runs import Runs, RunState
+from server.store.runs import Runs
 from tests.kit.server import world as sw
 from tests.kit.server.cuts import cut_in, require_clean, require_one_attempt
 from tests.kit.server.run_checks import require_chain, require_exact

@@ -9,7 +9,7 @@ from federation.plan.families import families_of
 from federation.version import Version
 from secagg.digest_tree import SHA256
 from server.errors import RunError, SubmitTokenError
-from server.store.runs import RunState
+from server.states import RunState
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw
 

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from server.errors import RosterError
-from server.members.presence import SILENT_S, Member, is_silent, members_of, silence
-from server.store.runs import RunState
-from server.store.silos import SiloState
+from server.members.presence import members_of
+from server.members.silence import SILENT_S, Member, is_silent, silence
+from server.states import RunState, SiloState
 from tests.kit.paths import ROOT
 from tests.kit.server import world as sw
 from tests.kit.server.server_runs import settled, start, until

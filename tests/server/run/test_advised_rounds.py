@@ -15,8 +15,8 @@ from federation.selection.decided import Decided
 from federation.selection.policies import Choice
 from secagg import suite
 from server.run.selection import Selection
+from server.states import RunState
 from server.store.decisions import Decisions
-from server.store.runs import RunState
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw
 from tests.kit.server.scripted_advisor import Scripted, says

@@ -10,8 +10,8 @@ from server.conductor.bisection import halves_so_far, request_bisection
 from server.conductor.rollback import request_rollback
 from server.errors import BisectionError, RollbackError, SubmitTokenError
 from server.figures import HalfVerdict
+from server.states import RunState
 from server.store.aggregations import AggregationOutcome
-from server.store.runs import RunState
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw
 from tests.kit.server.run_checks import require_chain

@@ -19,7 +19,7 @@ from secagg.errors import Check, VerificationError
 from server.errors import WrongRoundError
 from server.figures import Phase, RoundFigures
 from server.run.budget import shown_epsilon
-from server.store.runs import RunState
+from server.states import RunState
 from silo_agent.line.instruction import RoundAborted
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw

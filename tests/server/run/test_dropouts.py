@@ -15,7 +15,7 @@ from server.errors import StandingError, WrongRoundError
 from server.figures import Phase
 from server.members.standing import Standing
 from server.run.dropouts import sitting_out_now
-from server.store.runs import RunState
+from server.states import RunState
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw
 from tests.kit.server.store_samples import enrol

@@ -13,8 +13,8 @@ from secagg.errors import Check, VerificationError
 from secagg.hybrid import KEM_KEY_BYTES
 from secagg.messages import NO_DEBIT, KemKeys
 from server.run.kept_cohort import KeptCohort
+from server.states import RunState
 from server.store.heads import HeadRow
-from server.store.runs import RunState
 from tests.kit.server import world as sw
 from tests.kit.server.world_bundle import make_bundle
 

@@ -14,7 +14,7 @@ import pytest
 from federation.errors import PlanError
 from server.figures import Phase, RoundFigures
 from server.run.driver import RunDriver
-from server.store.runs import RunState
+from server.states import RunState
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw
 from tests.kit.server.run_checks import require_chain

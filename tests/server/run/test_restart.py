@@ -12,9 +12,9 @@ import pytest
 from server.attempt import accumulator
 from server.figures import STEPS, Phase
 from server.run import attempts as sw_attempts
+from server.states import RunState
 from server.store.aggregations import AggregationOutcome
 from server.store.messages import Messages
-from server.store.runs import RunState
 from tests.kit.server import world as sw
 from tests.kit.server.cuts import Cut, cut_in, require_clean, require_one_attempt
 from tests.kit.server.run_checks import require_chain, require_exact

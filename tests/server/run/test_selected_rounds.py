@@ -18,7 +18,7 @@ from server.run import selection
 from server.run.chain import Chain
 from server.run.cohorts import Cohorts
 from server.run.selection import Selection
-from server.store.runs import RunState
+from server.states import RunState
 from server.store.tasks import Tasks
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from secagg import hybrid, suite
-from server.store.runs import RunState
+from server.states import RunState
 from tests.kit.secagg.secagg_samples import signing_key, silo_names
 from tests.kit.server import world as sw
 

@@ -7,7 +7,7 @@ import pytest
 
 from federation.adapter.encoding import decode_adapter
 from server.context import Liveness
-from server.store.runs import RunState
+from server.states import RunState
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw
 

@@ -23,7 +23,7 @@ from server.figures import STEPS, Phase, RoundFigures
 from server.members.peer import Peer, Role
 from server.rpc import access
 from server.rpc.rounds import RoundService
-from server.store.runs import RunState
+from server.states import RunState
 from server.store.tasks import TaskRow
 from tests.kit.secagg.secagg_samples import silo_names
 from tests.kit.server import world as sw

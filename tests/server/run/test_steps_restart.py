@@ -11,8 +11,8 @@ import pytest
 
 from server.conductor import storage_faults
 from server.figures import STEPS, Phase
+from server.states import RunState
 from server.store.aggregations import AggregationOutcome
-from server.store.runs import RunState
 from tests.kit.server import world as sw
 from tests.kit.server.cuts import Cut, require_clean
 from tests.kit.server.step_checks import places, require_sums, tasks

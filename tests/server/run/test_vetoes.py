@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from dp.noise.metrics_block import Estimate
+from dp.noise.estimate import Estimate
 from federation.chain.record import verify_chain
 from secagg.suite import verification_key
 from server.cli.watch import Panel
@@ -14,7 +14,7 @@ from server.conductor.scrape import Scrape
 from server.conductor.status import watch_response
 from server.figures import RoundFigures
 from server.run.vetoes import stops
-from server.store.runs import RunState
+from server.states import RunState
 from tests.kit.secagg.secagg_samples import COORDINATOR_KEY, silo_names
 from tests.kit.server import world as sw
 from tests.kit.server.server_runs import details, one_at_a_time, settled

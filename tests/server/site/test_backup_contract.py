@@ -17,6 +17,7 @@ from server.members.root import create_root
 from server.site.backup import backup_to
 from server.site.founding import Founding, found
 from server.site.restore import restore
+from server.states import RunState
 from server.store import Store
 from server.store.aggregations import AggregationOutcome
 from server.store.blobs.directory import BlobStore
@@ -24,7 +25,6 @@ from server.store.choices import ChoiceRow
 from server.store.database import Database, _migrations
 from server.store.decisions import DecisionRow
 from server.store.heads import AuditHeadRow, DebitRow, HeadRow
-from server.store.runs import RunState
 from server.store.schema import METADATA
 from server.store.served import database_in_force
 from server.store.tasks import TaskRow

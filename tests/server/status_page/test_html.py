@@ -11,9 +11,9 @@ from jinja2 import UndefinedError
 
 from server.errors import UnknownRunError
 from server.figures import RoundFigures
+from server.states import RunState
 from server.status_page import page as page_module
 from server.status_page.verdict import judge
-from server.store.runs import RunState
 from tests.kit.server import status_page_samples as samples
 from tests.kit.server.status_page_reader import HOSTILE, Parsed, require_inert, seen
 

@@ -9,8 +9,8 @@ import pytest
 
 from server.figures import RoundFigures
 from server.run.strength import Strength
+from server.states import RunState
 from server.status_page.picture import SiloView
-from server.store.runs import RunState
 from server.store.schema import runs
 from tests.kit.server import status_page_samples as samples
 from tests.kit.server import world as sw

@@ -7,10 +7,9 @@ import pytest
 
 from server.figures import Phase, RoundFigures
 from server.run.strength import Strength
+from server.states import RunState, SiloState
 from server.status_page.picture import Figure, Release
 from server.status_page.verdict import CERTIFICATE_S, Level, judge
-from server.store.runs import RunState
-from server.store.silos import SiloState
 from tests.kit.server import status_page_samples as samples
 
 NOW, DAY_S = samples.NOW, samples.DAY_S

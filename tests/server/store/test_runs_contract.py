@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from server.errors import RunError, StoreError
+from server.states import OVER, RunState
 from server.store.choices import ChoiceRow
-from server.store.runs import OVER, RunState
 from tests.kit.server.store_samples import make_run
 
 

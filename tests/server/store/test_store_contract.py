@@ -26,11 +26,11 @@ from server.errors import (
     UnknownRunError,
 )
 from server.rpc.catalogue import describe
+from server.states import RunState
 from server.store import Store
 from server.store.database import BUSY_TIMEOUT_S
 from server.store.federation import FederationRow
 from server.store.heads import AuditHeadRow, HeadRow
-from server.store.runs import RunState
 from server.store.schema import METADATA, runs, silos
 from tests.kit.server.store_samples import at, make_run, record, signed_roster, silo_row
 from tests.kit.server.world_bundle import make_bundle

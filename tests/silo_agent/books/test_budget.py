@@ -17,8 +17,8 @@ from ops.cli.envelope import Exit
 from silo_agent.books.budget import read_budget
 from silo_agent.books.ledger import LEDGER_FILE
 from silo_agent.books.local_store import LocalStore
+from silo_agent.cli.budget_table import budget_lines
 from silo_agent.cli.main import main
-from silo_agent.cli.status import budget_lines
 from silo_agent.doctor.site import judge_ledger
 from silo_agent.errors import LocalStoreError
 from silo_agent.policy.document import Policy

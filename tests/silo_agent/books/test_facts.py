@@ -11,7 +11,6 @@ import pytest
 
 from federation.errors import FactsError
 from federation.membership.facts import FACTS, Availability, BudgetLeft, FreeGpu, SiloFacts
-from silo_agent.books.departure import PRIVATE
 from silo_agent.books.facts import (
     FACTS_FILE,
     LONGEST_WORD_S,
@@ -22,6 +21,7 @@ from silo_agent.books.facts import (
     facts_now,
     published_facts,
 )
+from silo_agent.books.leave import PRIVATE
 from silo_agent.errors import LocalStoreError, PolicyFileError
 from silo_agent.policy.document import FactName, Policy
 from tests.kit.paths import ROOT

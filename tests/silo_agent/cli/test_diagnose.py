@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from ops.cli.envelope import Exit
-from silo_agent.books.departure import wipe
+from silo_agent.books.leave import wipe
 from silo_agent.books.ledger import Ledger
 from silo_agent.local_work.diagnosis import DIRECTORY
 from tests.kit.paths import ROOT

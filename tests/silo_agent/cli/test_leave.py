@@ -7,14 +7,8 @@ import pytest
 
 from dp.ledger.ledger import Ledger
 from ops.cli.envelope import Exit
-from silo_agent.books.departure import (
-    PRIVATE,
-    PROOFS,
-    Departure,
-    daemon_runs,
-    wait_for_daemon,
-    wipe,
-)
+from silo_agent.books.departure import Departure
+from silo_agent.books.leave import PRIVATE, PROOFS, daemon_runs, wait_for_daemon, wipe
 from silo_agent.errors import LocalStoreError, TransportError
 from silo_agent.identity.identity import Identity, NotJoinedError
 from tests.kit.silo_agent.command_line import call
@@ -104,7 +98,7 @@ def member(tmp_path, monkeypatch):
     identity = SimpleNamespace(silo_id="hospital-a", federation="demo")
     monkeypatch.setattr(Identity, "load", lambda _: identity)
     monkeypatch.setattr(
-        "silo_agent.books.departure.tell", lambda who, *, revoke: told.append((who.silo_id, revoke))
+        "silo_agent.books.leave.tell", lambda who, *, revoke: told.append((who.silo_id, revoke))
     )
     (tmp_path / "spool").mkdir()
     (tmp_path / "silo.toml").write_text("environments = []")
@@ -157,7 +151,7 @@ def test_the_certificate_that_was_renewed_meanwhile_is_the_one_that_leaves(
         at_hand.append(after)
         return True
 
-    monkeypatch.setattr("silo_agent.books.departure.wait_for_daemon", renewing)
+    monkeypatch.setattr("silo_agent.books.leave.wait_for_daemon", renewing)
     assert leave(monkeypatch, capsys, directory)[0] == Exit.OK
     assert told == [("certificate-b", False)]
 
@@ -180,7 +174,7 @@ def test_a_coordinator_that_is_away_stops_nothing_here(member, monkeypatch, caps
     def away(_who, *, revoke):
         raise TransportError("UNAVAILABLE: nobody answers")
 
-    monkeypatch.setattr("silo_agent.books.departure.tell", away)
+    monkeypatch.setattr("silo_agent.books.leave.tell", away)
     code, said, _ = leave(monkeypatch, capsys, directory, "--wipe", "--yes", "--revoke")
     assert code == Exit.CONNECT
     assert said["error_code"] == "coordinator_not_told"

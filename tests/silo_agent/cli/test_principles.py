@@ -13,7 +13,7 @@ import pytest
 from evolution.memory.principles import Principles
 from evolution.principle import Learned, Used
 from ops.cli.envelope import Exit
-from silo_agent.books.departure import wipe
+from silo_agent.books.leave import wipe
 from silo_agent.books.ledger import LEDGER_FILE
 from tests.kit.evolution.plays import task, tried
 from tests.kit.silo_agent.command_line import call as command_line

@@ -19,7 +19,7 @@ from evolution.methods.evolver import EvaluationRow, EvolverSetup
 from federation.adapter.encoding import adapter_sha256, decode_adapter, encode_adapter
 from federation.chain.record import AdapterRecord
 from federation.plan.read import read_plan
-from silo_agent.books.departure import wipe
+from silo_agent.books.leave import wipe
 from silo_agent.config import SiloConfig
 from silo_agent.errors import LocalStoreError
 from silo_agent.follow.chain import Head

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from lab.loopback import LoopbackFederation, free_port
 from ops.doctor.checkup import Outcome
 from server.audit import AuditLog
-from server.cli.client import call_once
+from server.cli.doctor import call_once
 from server.cli.main import main
 from server.pki.trust import Trust
 from server.site.doctor.doctor import examine_coordinator

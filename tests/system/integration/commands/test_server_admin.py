@@ -17,8 +17,8 @@ from server.errors import RootKeyError
 from server.members.root import create_root
 from server.members.root import sign as sign_roster
 from server.members.roster_file import read_roster, roster_message, write_roster
+from server.states import RunState
 from server.store.blobs.directory import BlobStore
-from server.store.runs import RunState
 from silo_agent.identity.join import join
 from tests.kit.paths import ROOT
 from tests.kit.processes.server_harness import Coordinator

@@ -9,7 +9,7 @@ import pytest
 
 from ops.cli.envelope import run_app
 from server.cli.main import app
-from server.store.runs import RunState
+from server.states import RunState
 from tests.kit.paths import ROOT
 from tests.kit.processes.server_harness import Coordinator
 from tests.kit.secagg.secagg_samples import make_roster, signed_roster

@@ -12,7 +12,7 @@ import server.rpc.versions
 import silo_agent.line.channel
 from chorale.v1 import round_pb2, round_pb2_grpc
 from federation.version import UNANNOUNCED, Version, this_version
-from server.cli.client import call_once
+from server.cli.doctor import call_once
 from silo_agent.doctor.network import call_roster, judge_versions
 from silo_agent.errors import CoordinatorVersionError, NotServedError, TransportError
 from silo_agent.identity.join import InviteRefusedError, join
