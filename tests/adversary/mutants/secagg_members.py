@@ -134,8 +134,8 @@ MUTANTS = (
     Mutant(
         name="roster-silence-counted",
         disables="that who may take no part is not there, though it calls",
-        file=PRESENCE,
-        old="    counted = [member for member in members if member.state not in _OUT]\n",
+        file="server/members/silence.py",
+        old="    counted = [member for member in members if member.state not in OUT]\n",
         new="    counted = list(members)\n",
         tests=(_THERE + "test_silence_is_counted_against_those_who_may_take_part",),
     ),
