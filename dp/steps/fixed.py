@@ -27,8 +27,9 @@ Invariants:
 3. Units that stand next to each other and need as many tokens share passes. So units that are
    sorted by their longest row cost least.
 
-Covered: what ``HooksBackend`` covers; CPUs, float32 and 16-bit bases, one thread and several. Not
-covered: libraries whose rounding depends on values, which no test on other values can see.
+Covered: what ``HooksBackend`` covers; CPUs, one thread and several; 16-bit bases of which hooks
+give what autograd gives. Not covered: libraries whose rounding depends on values, which no test on
+other values can see.
 """
 
 from __future__ import annotations
