@@ -42,7 +42,14 @@ import numpy as np
 import torch
 
 from dp.errors import SpecError
-from dp.steps.grads import GradientBackend, HooksBackend, LoopBackend, RowLoss, Vector
+from dp.steps.grads import (
+    MOST_COORDINATES,
+    GradientBackend,
+    HooksBackend,
+    LoopBackend,
+    RowLoss,
+    Vector,
+)
 
 __all__ = ["FixedBackend", "passes_up_to"]
 
@@ -50,8 +57,6 @@ RowT = TypeVar("RowT")
 
 _PASS_TOKENS: Final = 1024
 """Of a pass, padding included: on a CPU more gains nothing."""
-_PASS_COORDINATES: Final = 1 << 26
-"""Of a pass: 256 MiB of float32."""
 _LEAST_TOKENS: Final = 16
 
 
@@ -112,7 +117,9 @@ class FixedBackend(GradientBackend[RowT]):
                 for _ in alike:
                     yield np.zeros(self.dimension, dtype=np.float32)
             elif self._hooks is not None and (counts := self._apart(self._hooks, tokens)):
-                yield from self._passes(self._hooks, tokens, counts, list(alike))
+                together = list(alike)
+                passes = self._passes(self._hooks, tokens, counts, together)
+                yield from self._summed(passes, len(together))
             else:
                 yield from self._loop.unit_gradients(list(alike))
 
@@ -122,35 +129,20 @@ class FixedBackend(GradientBackend[RowT]):
         tokens: int,
         counts: Sequence[int],
         units: Sequence[Sequence[RowT]],
-    ) -> Iterator[Vector]:
+    ) -> Iterator[tuple[int, Vector, int]]:
         listed = [(index, row) for index, rows in enumerate(units) for row in rows]
-        current, about = 0, 0
-        total: Vector | None = None
         for start in range(0, len(listed), counts[-1]):
             chunk = listed[start : start + counts[-1]]
             rows = next(count for count in counts if count >= len(chunk))
             batch = self._loss.collate([row for _, row in chunk])
             matrix, said = hooks.row_gradients([_filled(one, rows, tokens) for one in batch])
             for (index, _), gradient, count in zip(chunk, matrix.numpy(), said, strict=False):
-                while current < index:
-                    yield self._finished(total, about)
-                    current, about, total = current + 1, 0, None
-                # Of the matrix nobody keeps a row: it would keep all of them.
-                total = gradient.copy() if total is None else np.add(total, gradient, out=total)
-                about += count
-        while current < len(units):
-            yield self._finished(total, about)
-            current, about, total = current + 1, 0, None
-
-    def _finished(self, total: Vector | None, tokens: int) -> Vector:
-        if total is None or not tokens:
-            return np.zeros(self.dimension, dtype=np.float32)
-        return np.divide(total, np.float32(self._by(tokens)), out=total)
+                yield index, gradient, count
 
     def _apart(self, hooks: HooksBackend[RowT], tokens: int) -> tuple[int, ...]:
         key = (tokens, torch.get_num_threads())
         if key not in self._counts:
-            most = max(1, min(_PASS_TOKENS // tokens, _PASS_COORDINATES // self.dimension))
+            most = max(1, min(_PASS_TOKENS // tokens, MOST_COORDINATES // self.dimension))
             rows = 1 << (most.bit_length() - 1)
             self._counts[key] = _counts_apart(hooks, self._public, rows, tokens)
         return self._counts[key]

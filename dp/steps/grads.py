@@ -51,6 +51,7 @@ from torch.func import functional_call, grad, vmap
 from dp.errors import CouplingError, SpecError
 
 __all__ = [
+    "MOST_COORDINATES",
     "FunctorchBackend",
     "GradientBackend",
     "HooksBackend",
@@ -67,7 +68,7 @@ _CHUNK_TOKENS: Final = 2048
 """Tokens computed at once, padding included; more gains nothing on a CPU."""
 _UNIT_ROWS: Final = 16
 """Rows of one unit computed at once."""
-_CHUNK_COORDINATES: Final = 1 << 26
+MOST_COORDINATES: Final = 1 << 26
 """Coordinates of all rows computed at once: 256 MiB of float32."""
 _LOSS_SHAPES: Final = "a loss gives a sum and a count for each row, not one number for the batch"
 
@@ -193,6 +194,28 @@ class GradientBackend(ABC, Generic[RowT]):
         if not float((torch.from_numpy(own) - expected).norm()) <= allowed * float(expected.norm()):
             raise SpecError("this backend misses a part of the gradient: use the loop backend")
 
+    def _summed(self, rows: Iterable[tuple[int, Vector, int]], units: int) -> Iterator[Vector]:
+        """−∇ℓ_u of so many units, from the number of the unit of each row, ascending, the row's −∇
+        and its count.
+        """  # noqa: D205  # one sentence
+        current, tokens = 0, 0
+        total: Vector | None = None
+        for index, gradient, count in rows:
+            while current < index:
+                yield self._finished(total, tokens)
+                current, tokens, total = current + 1, 0, None
+            # The row may be a part of a matrix: whoever kept it would keep all of that.
+            total = gradient.copy() if total is None else np.add(total, gradient, out=total)
+            tokens += count
+        while current < units:
+            yield self._finished(total, tokens)
+            current, tokens, total = current + 1, 0, None
+
+    def _finished(self, total: Vector | None, tokens: int) -> Vector:
+        if total is None or not tokens:
+            return np.zeros(self.dimension, dtype=np.float32)
+        return np.divide(total, np.float32(self._by(tokens)), out=total)
+
     def _by(self, tokens: int) -> float:
         """What a unit of so many tokens is divided by."""
         return tokens if self._divisor is None else self._divisor
@@ -241,27 +264,16 @@ class _ChunkedBackend(GradientBackend[RowT]):
 
     def unit_gradients(self, units: Sequence[Sequence[RowT]]) -> Iterator[Vector]:
         """Yield −∇ℓ_u for every unit."""
-        current, tokens = 0, 0
-        total: Vector | None = None
+        return self._summed(self._computed(units), len(units))
+
+    def _computed(self, units: Sequence[Sequence[RowT]]) -> Iterator[tuple[int, Vector, int]]:
         listed = [(index, row) for index, rows in enumerate(units) for row in rows]
-        most_rows = max(1, _CHUNK_COORDINATES // self.dimension)
+        most_rows = max(1, MOST_COORDINATES // self.dimension)
         for chunk in _chunks(listed, lambda one: self._loss.length(one[1]), most_rows=most_rows):
             matrix, counts = self.row_gradients(self._loss.collate([row for _, row in chunk]))
             gradients = matrix.detach().numpy()
             for (index, _), gradient, count in zip(chunk, gradients, counts, strict=True):
-                while current < index:
-                    yield self._finished(total, tokens)
-                    current, total, tokens = current + 1, None, 0
-                total = gradient if total is None else np.add(total, gradient)
-                tokens += count
-        while current < len(units):
-            yield self._finished(total, tokens)
-            current, total, tokens = current + 1, None, 0
-
-    def _finished(self, total: Vector | None, tokens: int) -> Vector:
-        if total is None or not tokens:
-            return np.zeros(self.dimension, dtype=np.float32)
-        return np.divide(total, np.float32(self._by(tokens)))
+                yield index, gradient, count
 
 
 class HooksBackend(_ChunkedBackend[RowT]):
