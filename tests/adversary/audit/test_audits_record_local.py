@@ -70,6 +70,7 @@ def test_a_backend_that_couples_units_tells_more_than_is_claimed(tmp_path, monke
         return matrix + 0.5 * (matrix.sum(dim=0) - matrix), counts
 
     monkeypatch.setattr(HooksBackend, "row_gradients", coupled)
+    # With it the units would be computed one by one, and there would be nothing to see.
     monkeypatch.setattr(fixed, "_counts_apart", lambda *_: (1, 2, 4, 8, 16))
     present, absent = GroupSteps(tmp_path, z=0.5, releases=400).seen()
     found = audit_gaussian(present=present, absent=absent, noise_multiplier=0.5)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from evolution.envs import catalogue
-from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
 from evolution.methods.personal.choice import tasks_to_choose_by
@@ -25,37 +24,14 @@ from evolution.methods.personal.compared import (
 from evolution.methods.personal.interpolation import interpolated
 from evolution.model.lora import initial_adapter
 from federation.adapter.encoding import encode_adapter
+from tests.kit.evolution import coin
+from tests.kit.evolution.coin import Coin
 from tests.kit.evolution.silos import silos
 
 RANK, ALPHA = 2, 4.0
 OWN = Candidate(kind="own", weight=1.0)
 BASE = Candidate(kind="base", weight=0.0)
 ASKED = {"temperatures": (1.0, 0.0), "max_new_tokens": 3, "episodes": 10, "first_task": 4}
-
-
-class Coin(Environment):
-    """Solved by an answer whose first word stands in the first half of the alphabet."""
-
-    name = family = "coin"
-    max_steps = 1
-    labels = ("even", "odd")
-
-    @property
-    def instruction(self):
-        return "craft the goal item ."
-
-    def reset(self, task_id):
-        return f"goal plank . have {task_id % 10} log .", {}
-
-    def step(self, action):
-        solved = bool(action) and action[0].isalpha() and self.side(action[0])
-        return "done .", 0.0, True, False, {"solved": solved}
-
-    def side(self, letter):
-        return letter <= "m"
-
-    def success(self, info):
-        return info["solved"]
 
 
 class Other(Coin):
@@ -69,7 +45,11 @@ class Other(Coin):
 
 @pytest.fixture(autouse=True)
 def environments(monkeypatch):
-    known = {**catalogue.ENVIRONMENTS, "coin": f"{__name__}:Coin", "other": f"{__name__}:Other"}
+    known = {
+        **catalogue.ENVIRONMENTS,
+        "coin": f"{coin.__name__}:Coin",
+        "other": f"{__name__}:Other",
+    }
     monkeypatch.setattr(catalogue, "ENVIRONMENTS", known)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from evolution.envs import catalogue
-from evolution.envs.environment import Environment
 from evolution.envs.tasks import Shard, Split
 from evolution.errors import EvolverSetupError, PersonalStoreError
 from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
@@ -16,6 +15,8 @@ from evolution.methods.personal.store import PersonalStore
 from evolution.methods.probes import validation_tasks
 from evolution.model.lora import initial_adapter
 from evolution.trajectory import Task
+from tests.kit.evolution import coin
+from tests.kit.evolution.coin import Coin
 from tests.kit.evolution.silos import silos
 
 RANK, ALPHA = 2, 4.0
@@ -26,31 +27,9 @@ DITTO = {"personal": "ditto", "personal_lambda": 0.5}
 RESIDUAL = {"personal": "residual"}
 
 
-class Coin(Environment):
-    """Solved by an answer whose first word stands in the first half of the alphabet."""
-
-    name = family = "coin"
-    max_steps = 1
-    labels = ("even", "odd")
-
-    @property
-    def instruction(self):
-        return "craft the goal item ."
-
-    def reset(self, task_id):
-        return f"goal plank . have {task_id % 10} log .", {}
-
-    def step(self, action):
-        solved = bool(action) and action[0].isalpha() and action[0] <= "m"
-        return "done .", 0.0, True, False, {"solved": solved}
-
-    def success(self, info):
-        return info["solved"]
-
-
 @pytest.fixture(autouse=True)
 def environments(monkeypatch):
-    known = {**catalogue.ENVIRONMENTS, "coin": f"{__name__}:Coin"}
+    known = {**catalogue.ENVIRONMENTS, "coin": f"{coin.__name__}:Coin"}
     monkeypatch.setattr(catalogue, "ENVIRONMENTS", known)
 
 
