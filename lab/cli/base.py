@@ -1,7 +1,7 @@
 """``chorale-lab base``: build the small base model, or import a pretrained one.
 
-Results go to standard output, progress to standard error. PyTorch is imported by the command, so
-that asking for help stays quick.
+Results go to standard output, progress to standard error. PyTorch and what draws progress are
+imported by the command, so that asking for help stays quick.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lab.cli.program import answering
 from ops.cli.envelope import CommandError, Exit, Format, Output, show_result, succeed
@@ -47,6 +45,9 @@ def build(
 ) -> None:
     """Build the model from a seed; the same seed gives the same weights on the same machine."""
     with answering(output):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
         from lab.base.build import DEFAULT_STEPS, build_base
 
         console = Console(stderr=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +23,8 @@ def replay_decisions(
     Exit code 1 where a decision comes out otherwise.
     """
     with answering(output):
+        import asyncio
+
         from federation.errors import AdviceError
         from federation.selection.decided import MAX_LINE_BYTES, read_decisions
 

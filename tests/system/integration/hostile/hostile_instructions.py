@@ -21,28 +21,36 @@ DEEP_PLAN = f"{'.'.join('a' * 1200)} = 1".encode()
 """2,400 bytes that Python cannot recurse into."""
 DEEP_SHA256 = hashlib.sha256(DEEP_PLAN).digest()
 
+KINDS = ("undecodable", "random", "changed", "flipped", "deep")
+"""Each comes once in five answers, in any order; where there is no task to deepen, one is flipped
+in its place."""
+
 
 class Teller:
     def __init__(self) -> None:
         silo, count, seed = os.environ["CHORALE_TEST_FUZZ"].split(":")
         self.silo, self.left, self.fuzz = silo, int(count), Fuzz(int(seed))
+        self._turn: list[str] = []
         self._told = Path(os.environ["CHORALE_TEST_TOLD"])
 
     def answer(self, honest: bytes, signing_key: Any) -> bytes:
         """Something wrong in place of what is right."""
         self.left -= 1
         base = pb.PollResponse.FromString(honest)
-        how = self.fuzz.rng.random()
-        if how > 0.8 and base.WhichOneof("instruction") == "round_task":
-            kind, content = "deep", self._new(self._deep(base, signing_key))
-        elif how < 0.2:
-            kind, content = "undecodable", self.fuzz.undecodable(pb.PollResponse)
-        elif how < 0.5:
-            kind, content = "random", self._new(self.fuzz.fill(pb.PollResponse()))
-        elif how < 0.8:
-            kind, content = "changed", self._new(self._changed(base))
+        self._turn = self._turn or self.fuzz.rng.sample(KINDS, len(KINDS))
+        kind = self._turn.pop()
+        if kind == "deep" and base.WhichOneof("instruction") != "round_task":
+            kind = "flipped"
+        if kind == "deep":
+            content = self._new(self._deep(base, signing_key))
+        elif kind == "undecodable":
+            content = self.fuzz.undecodable(pb.PollResponse)
+        elif kind == "random":
+            content = self._new(self.fuzz.fill(pb.PollResponse()))
+        elif kind == "changed":
+            content = self._new(self._changed(base))
         else:
-            kind, content = "flipped", self.fuzz.flipped(honest)
+            content = self.fuzz.flipped(honest)
         with self._told.open("a") as file:
             file.write(f"{kind}\n")
         return content
