@@ -7,9 +7,10 @@ Invariants:
    is not there, however lately it called.
 3. What silos publish about themselves is kept in memory, and not told once it is older than
    ``FACTS_FOR_S``, by the silo's clock or by this one. A restart forgets it; silos publish again.
-4. A restart forgets at most ``NOTE_EVERY_S`` of the signs of life: when each silo was last heard of
-   is noted in the store once a minute, for all who called in it in one transaction, and read at the
-   start. A poll writes nothing.
+4. A restart forgets little more than ``NOTE_EVERY_S`` of the signs of life. When each silo was last
+   heard of is noted in the store once a minute, for all who called in it in one transaction; who
+   comes after a longer silence is noted at once, for the admin's commands read the store. It is
+   read at the start. A poll writes nothing.
 
 Covered: telling a dead silo from a slow one while it polls beside its local work; coordinators that
 restart; any number of waiters on one event loop. Not covered: a silo that polls and never finishes
@@ -54,6 +55,8 @@ log = get_logger(__name__)
 SILENT_AFTER_S = 20.0
 """A silo that has not called for this long is not waited for."""
 NOTE_EVERY_S: Final = 60.0
+LOOK_EVERY_S: Final = 2.0
+"""How soon a silo that comes is in the store."""
 FACTS_FOR_S: Final = 900.0
 """Silos publish every five minutes; after three that did not arrive nothing is said of one."""
 
@@ -109,14 +112,17 @@ class Liveness:
         """Unix time of the last call, 0 if there never was one."""
         return self._seen.get(silo_id, 0.0)
 
-    def note(self, store: Store) -> None:
-        """Write down who called since the last note.
+    def note(self, store: Store, *, after_s: float = 0.0) -> None:
+        """Write down who called since the last note, once somebody's is ``after_s`` old or more.
 
         Raises:
             StoreError: Nothing was written; the next note has it all.
         """
         seen = dict(self._seen)
         fresh = {silo: at for silo, at in seen.items() if self._noted.get(silo) != at}
+        # Either way, for a clock may be set back.
+        if all(abs(at - self._noted.get(silo, 0.0)) < after_s for silo, at in fresh.items()):
+            return
         if fresh:
             store.silos.touch(fresh)
             self._noted |= fresh
@@ -138,14 +144,16 @@ class Liveness:
 
 
 async def keep_noting(liveness: Liveness, store: Store) -> None:
-    """Note once a minute who was heard of, until cancelled."""
+    """Note each silo that is heard of, at once and then once a minute, until cancelled."""
     while True:
-        await asyncio.sleep(NOTE_EVERY_S)
+        await asyncio.sleep(LOOK_EVERY_S)
         try:
-            liveness.note(store)
+            liveness.note(store, after_s=NOTE_EVERY_S)
         except StoreError as error:
-            # What is wrong shows elsewhere, in the storage's faults; rounds need none of this.
+            # What is wrong shows elsewhere, in the storage's faults; rounds need none of this, and
+            # nobody should wait for a database in trouble more often than that.
             log.warning("last_seen_not_noted", reason=error)
+            await asyncio.sleep(NOTE_EVERY_S)
 
 
 class PublishedFacts:

@@ -88,3 +88,29 @@ def test_a_note_that_failed_is_made_up_for(store, monkeypatch):
             liveness.note(store)
     liveness.note(store)
     assert seen(store)[NAMES[0]] == clock.now
+
+
+def test_who_comes_is_noted_at_once_and_who_stays_once_a_minute(store):
+    clock, commits = Clock(), []
+    liveness = Liveness(clock, seen=seen(store))
+    event.listen(store._database._engine, "commit", commits.append)
+
+    def noted(*names, later_s):
+        clock.now += later_s
+        for name in names:
+            liveness.touch(name)
+        before = len(commits)
+        liveness.note(store, after_s=60.0)
+        return len(commits) - before
+
+    assert noted(NAMES[0], later_s=2) == 1
+    assert seen(store)[NAMES[0]] == clock.now
+    assert noted(NAMES[0], later_s=40) == 0
+    # With the one who comes, whoever called meanwhile; the minute of both begins anew.
+    assert noted(NAMES[0], NAMES[1], later_s=10) == 1
+    assert seen(store)[NAMES[0]] == seen(store)[NAMES[1]] == clock.now
+    assert noted(NAMES[0], NAMES[1], later_s=59) == 0
+    assert noted(NAMES[0], NAMES[1], later_s=1) == 1
+    # A clock that was set back.
+    assert noted(NAMES[0], later_s=-3600) == 1
+    assert noted(later_s=3600) == 0
