@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -98,10 +98,10 @@ class _Workers(Processes):
         return on_device
 
 
-def main(argv: Sequence[str]) -> int:
-    """Do a job, given by its directory and the daemon's process id.
+def main(argv: Sequence[str]) -> NoReturn:
+    """Do a job, given by its directory and the daemon's process id, and end this process.
 
-    Returns 0; torchrun sees an exception as a failure of all.
+    torchrun sees an exception as a failure of all.
     """
     directory = Path(argv[0])
     watched = (int(argv[1]), os.getppid())
@@ -159,8 +159,11 @@ def main(argv: Sequence[str]) -> int:
             if accelerator.is_main_process:
                 write_result(directory, read_adapter(inner), report)
     accelerator.wait_for_everyone()
-    accelerator.end_training()
-    return 0
+    # The result is written and all have met. Nothing of torch is taken down: what ends a process
+    # group waits for its threads while it holds the interpreter, and one of them may wait for that.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _meet(directory: Path, job: Job) -> None:
@@ -216,13 +219,8 @@ if __name__ == "__main__":
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, chain=True)
     try:
-        status = main(sys.argv[1:])
+        main(sys.argv[1:])
     except Exception as failure:
         # torchrun tells of an exit code alone; this is what the daemon's error begins with.
         write_failure(Path(sys.argv[1]), failure, process=int(os.environ["RANK"]))
         raise
-    # The result is written and all have met: what torch's threads do while an interpreter is taken
-    # down can no longer fail the job.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)

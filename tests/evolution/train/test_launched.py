@@ -512,6 +512,30 @@ def test_workers_are_ended_when_waiting_is_interrupted(tmp_path, monkeypatch):
     assert time.monotonic() - begun < 60
 
 
+HANGS_WHEN_TAKEN_DOWN = """
+import time
+import accelerate, torch.distributed
+
+def hang(*_):
+    time.sleep(600)
+
+accelerate.Accelerator.__del__ = hang
+accelerate.Accelerator.end_training = hang
+torch.distributed.destroy_process_group = hang
+"""
+
+
+@pytest.mark.long
+def test_workers_end_though_what_torch_takes_down_would_hang(
+    tiny_base, tmp_path, adapter, monkeypatch
+):
+    (tmp_path / "sitecustomize.py").write_text(HANGS_WHEN_TAKEN_DOWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trainer = made(tiny_base, tmp_path / "state", processes=2)
+    after, _ = trained(trainer, adapter)
+    assert apart(after, adapter) > 0
+
+
 def test_a_worker_ends_once_its_daemon_is_gone(monkeypatch):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
