@@ -243,10 +243,13 @@ experiments-poisoning: setup
 	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report poisoning \
 	  --reference groups --label plank --out poisoning-plank.md --plots plots
 
-# The first look of docs/experiments/parts.md.
+# Both looks of docs/experiments/parts.md, about two hours on two cores.
 .PHONY: experiments-parts
 experiments-parts: setup
 	$(BIN)/chorale-lab run experiments/parts-screen.toml --out $(EXPERIMENTS)/parts-screen $(LAB_ARGS)
+	$(BIN)/chorale-lab run experiments/parts.toml --out $(EXPERIMENTS)/parts $(LAB_ARGS)
+	cd $(EXPERIMENTS) && $(abspath $(BIN))/chorale-lab report parts-screen parts --reference fed-se \
+	  --out parts.md --plots plots
 
 # In the order of docs/experiments/fedagent.md, about six hours on two cores; ends with the tables and
 # with predicted and observed patterns.

@@ -57,6 +57,7 @@ def test_the_files_that_are_announced_are_shipped():
         "fedse-shards.toml",
         "groups.toml",
         "parts-screen.toml",
+        "parts.toml",
         "poisoning.toml",
         "words-grpo.toml",
         "words.toml",

@@ -20,6 +20,7 @@ CHOICES = {
     "words": Choices(reference="alone"),
     "words-grpo": Choices(reference="alone"),
     "fedagent": Choices(),
+    "parts": Choices(reference="fed-se"),
 }
 """By what the names of a page's experiments begin with; the longest name that fits counts."""
 
