@@ -321,21 +321,25 @@ class Experiment(Section):
         return validated(OrchestrationTable, given, prefix=f"setting.{index}.orchestration")
 
     def _silos(self, row: SettingTable, index: int) -> tuple[SiloTable, ...]:
-        """The silos of a setting, each with its variant."""
+        """The silos of a setting, each with its demonstrations and its variant."""
+        silos = self.silos
+        if row.demonstrations is not None:
+            changed = {"demonstrations": row.demonstrations}
+            silos = tuple(silo.model_copy(update=changed) for silo in silos)
         given: dict[str, Any] = {}
         if self.variants is not None and "kind" not in row.variants:
             given = self.variants.model_dump(exclude_none=True)
         if not given and not row.variants:
-            return self.silos
+            return silos
         prefix = f"setting.{index}.variants"
         table = validated(VariantsTable, {**given, **row.variants}, prefix=prefix)
-        if own := [silo.name for silo in self.silos if silo.variant is not None]:
+        if own := [silo.name for silo in silos if silo.variant is not None]:
             raise ExperimentFileError(
                 [f"{prefix}: silo {own[0]!r} has a variant of its own: leave one of the two out"]
             )
         return tuple(
             silo.model_copy(update={"variant": table.of_silo(number)})
-            for number, silo in enumerate(self.silos, start=1)
+            for number, silo in enumerate(silos, start=1)
         )
 
 

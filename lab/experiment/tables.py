@@ -61,6 +61,7 @@ Rank = Annotated[int, Field(ge=1, le=256)]
 Alpha = Annotated[float, Field(gt=0, le=4096)]
 Sums = Literal["plain", "masked"]
 PerRound = Annotated[int, Field(ge=0, le=MAX_SILOS)]
+Demonstrations = Annotated[int, Field(ge=0, le=1_000_000)]
 Dtype = Literal["float32", "bfloat16"]
 Purpose = Literal["tuning", "choosing", "reporting"]
 PlainText = Annotated[str, Field(max_length=512)]
@@ -278,7 +279,7 @@ class SiloTable(Section):
     """How many parts the labels are dealt into; 1: it has all."""
     tasks: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Distinct training tasks it has in each environment; 0: as many as there are."""
-    demonstrations: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    demonstrations: Demonstrations = 0
     """Expert demonstrations it has in each environment, of its own tasks."""
     variant: VariantSpec | None = None
     """What its environments differ in; None: as everybody has them, and is judged in them."""
@@ -486,6 +487,8 @@ class SettingTable(Section):
     """Instead of the experiment's."""
     per_round: PerRound | None = None
     """Instead of the experiment's; 0: all."""
+    demonstrations: Demonstrations | None = None
+    """Instead of each silo's."""
     evolve: dict[str, Any] = Field(default_factory=dict)
     """Keys of ``[evolve]`` that differ."""
     aggregation: dict[str, Any] = Field(default_factory=dict)

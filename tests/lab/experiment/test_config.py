@@ -55,6 +55,7 @@ def test_the_files_that_are_announced_are_shipped():
         "fedse-paper.toml",
         "fedse-registered.toml",
         "fedse-shards.toml",
+        "fedse-shown.toml",
         "groups.toml",
         "parts-screen.toml",
         "parts.toml",
@@ -143,6 +144,21 @@ def test_some_of_the_silos_are_a_run_of_their_own_and_a_setting_says_otherwise(t
     assert (every.per_round, four.per_round, five.per_round) == (None, 4, 5)
     assert "per_round" not in every.described()
     assert four.described()["per_round"] == 4
+
+
+def test_a_setting_says_how_many_demonstrations_each_silo_has(tmp_path):
+    rows = [("a", ""), ("b", "demonstrations = 0"), ("c", "demonstrations = 32")]
+    runs = resolved(
+        tmp_path,
+        HEAD + SILOS + "".join(setting(name, "fedse", extra) for name, extra in rows),
+    )
+    had, none, many = [[silo.demonstrations for silo in run.silos] for run in runs]
+    assert any(had)
+    assert set(none) == {0}
+    assert set(many) == {32}
+    assert len({run.sha256 for run in runs}) == 3
+    wrong = problems(tmp_path, HEAD + SILOS + setting("a", "fedse", "demonstrations = -1"))
+    assert wrong[0].startswith("setting.0.demonstrations")
 
 
 def test_a_target_is_part_of_a_run_and_a_setting_names_another(tmp_path):
