@@ -181,7 +181,7 @@ def test_a_plan_without_figures_tells_shares_alone(world):
 
 
 def test_what_groups_added_is_their_published_sums_against_the_combined_update(nine):
-    run_id = asyncio.run(nine.run(grouped(3)))
+    run_id = asyncio.run(nine.run(grouped(3, noise=0.0002)))
     report, plan = reported(nine, run_id), nine.driver.plan
     records = nine.store.records.list(run_id)[1:]
     blobs = nine.context.blobs
