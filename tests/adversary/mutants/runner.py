@@ -30,7 +30,7 @@ from tests.kit.paths import ROOT
 
 COPIED = (
     "secagg", "dp", "federation", "ops", "evolution", "silo_agent", "server", "proto", "deploy",
-    "tests", "pyproject.toml",
+    "tests", "lab/base_model", "pyproject.toml",
 )  # fmt: skip
 WORKERS = 2
 BASELINE_TIMEOUT_S = 300
