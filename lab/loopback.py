@@ -125,18 +125,22 @@ class LoopbackFederation:
 
     # Commands -------------------------------------------------------------------------------------
 
-    def chorale(self, *arguments: str) -> dict[str, Any]:
+    def chorale(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> dict[str, Any]:
         """Run ``chorale ARGUMENTS --format json`` and return the envelope's data.
 
         Raises:
-            LoopbackError: the command failed.
+            LoopbackError: the command failed, or took longer.
         """
-        return self._command("coordinator", "server.cli.main", arguments)
+        return self._command("coordinator", "server.cli.main", arguments, timeout_s)
 
-    def silo(self, *arguments: str) -> dict[str, Any]:
-        """Run ``chorale-silo ARGUMENTS --format json`` and return the envelope's data."""
+    def silo(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> dict[str, Any]:
+        """Run ``chorale-silo ARGUMENTS --format json`` and return the envelope's data.
+
+        Raises:
+            LoopbackError: the command failed, or took longer.
+        """
         silo_id = Path(arguments[arguments.index("--data") + 1]).name
-        return self._command(silo_id, "silo_agent.cli.main", arguments)
+        return self._command(silo_id, "silo_agent.cli.main", arguments, timeout_s)
 
     def python(self, party: str) -> tuple[str, ...]:
         """How the Python of ``coordinator`` or of a silo, by its id, is started.
@@ -146,15 +150,22 @@ class LoopbackFederation:
         del party
         return (sys.executable,)
 
-    def _command(self, party: str, module: str, arguments: tuple[str, ...]) -> dict[str, Any]:
-        done = subprocess.run(
-            [*self.python(party), "-m", module, *arguments, "--format", "json"],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-            env=self._environment(),
-            check=False,
-        )
+    def _command(
+        self, party: str, module: str, arguments: tuple[str, ...], timeout_s: float
+    ) -> dict[str, Any]:
+        try:
+            done = subprocess.run(
+                [*self.python(party), "-m", module, *arguments, "--format", "json"],
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                env=self._environment(),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise LoopbackError(
+                f"{module} {' '.join(arguments[:3])} took longer than {timeout_s:g} s"
+            ) from None
         if done.returncode != 0:
             raise LoopbackError(
                 f"{module} {' '.join(arguments[:3])} exited with {done.returncode}:\n"

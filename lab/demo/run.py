@@ -55,6 +55,8 @@ _AT_ONCE: Final = 2
 """Silos that work alone at once."""
 _REPLAYED: Final = 2 * 128
 """Tries of ``chorale-silo replay``, at most."""
+_REPLAY_TIMEOUT_S: Final = 1800.0
+"""They are no command of the set-up: on a busy machine two minutes were too few."""
 _LOG_LINES: Final = 40
 """Of a command that failed."""
 
@@ -300,6 +302,7 @@ class Demo:
             outcome.replay = loopback.silo(
                 "replay", str(self.plan_file), "--before", str(self.adapter_file),
                 "--after", str(final), "--data", str(loopback.silo_dir(SILOS[0])),
+                timeout_s=_REPLAY_TIMEOUT_S,
             )["replay"]  # fmt: skip
 
     def _silo_command(self, *arguments: str) -> Iterator[str]:

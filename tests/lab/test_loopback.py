@@ -69,6 +69,14 @@ def test_a_failing_command_shows_what_it_said(tmp_path):
         loopback.silo("status", "--data", str(tmp_path / "nowhere"))
 
 
+def test_a_command_that_takes_too_long_is_an_error_that_names_it(tmp_path):
+    with (
+        LoopbackFederation(directory=tmp_path) as loopback,
+        pytest.raises(LoopbackError, match=r"status --data .* took longer than 0\.01 s"),
+    ):
+        loopback.silo("status", "--data", str(tmp_path / "nowhere"), timeout_s=0.01)
+
+
 def test_the_initial_adapter_command_takes_a_plans_target(tmp_path):
     out = tmp_path / "phi0.safetensors"
     arguments = ["adapter", "init", str(BASE_MODEL), "--out", str(out), "--rank", "2"]
