@@ -31,4 +31,4 @@ def _known(error: Exception) -> CommandError | None:
     return None
 
 
-answering = Program(name="chorale-lab", known=_known).answering
+answering = Program(name="chorale-lab", known=_known, package="chorale[lab]").answering

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Annotated, Any, Final, NoReturn
 
@@ -108,6 +109,9 @@ class Program:
     known: Callable[[Exception], CommandError | None]
     """What one of its own failures is answered with; None for what it does not know."""
 
+    package: str = "chorale"
+    """What pip installs all of its commands' packages with."""
+
     @contextmanager
     def answering(self, output: Format) -> Iterator[None]:
         """Turn whatever a command raises into one envelope and one exit code.
@@ -137,6 +141,13 @@ class Program:
         known = self.known(error)
         if known is not None:
             return known
+        if isinstance(error, ModuleNotFoundError) and _is_not_installed(error.name):
+            return CommandError(
+                f"a package is not installed: {error.name}",
+                code="package_missing",
+                exit_code=Exit.ARGUMENTS,
+                hint=f"pip install '{self.package}'",
+            )
         if isinstance(error, OSError):
             return CommandError(
                 str(error),
@@ -254,6 +265,12 @@ def run_app(app: typer.Typer) -> None:
         if "--format=json" in arguments or ("--format", "json") in pairwise(arguments):
             _print(_envelope(error, error.next_step))
         raise Answered(int(error.exit_code)) from None
+
+
+def _is_not_installed(module: str | None) -> bool:
+    """Whether all of a module's package is missing, and not a part of one that is there."""
+    root = (module or "").partition(".")[0]
+    return bool(root) and find_spec(root) is None
 
 
 def _envelope(error: CommandError, next_step: str) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _transport(error: TransportError, code: str) -> CommandError:
     )
 
 
-answering = Program(name="chorale-silo", known=_known).answering
+answering = Program(name="chorale-silo", known=_known, package="chorale[silo]").answering
 
 
 def require_nothing_given(context: typer.Context, group: str) -> None:

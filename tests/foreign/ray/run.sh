@@ -12,7 +12,7 @@ if [ ! -e "$venv/.installed" ]; then
   pip="$venv/bin/pip install --quiet --disable-pip-version-check -c $root/constraints.txt"
   # torch comes first and alone: it is the build without CUDA where pip is told of one.
   $pip torch
-  $pip -e "$root[silo,ray]" pytest pytest-timeout
+  $pip -e "$root[lab,ray]" pytest pytest-timeout
   touch "$venv/.installed"
 fi
 python="$(cd "$venv" && pwd)/bin/python"

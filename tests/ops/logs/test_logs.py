@@ -1,5 +1,6 @@
 """A line of the log holds what the vocabulary allows, whatever a call gives it."""
 
+import importlib
 import io
 import json
 import logging
@@ -456,6 +457,17 @@ def test_tracing_that_cannot_be_had_is_an_argument_error(program, capsys, monkey
     code, answer, _ = failed(program, capsys, act)
     assert (code, answer["error_code"]) == (4, "tracing")
     assert "pip install 'chorale[otel]'" in answer["message"]
+
+
+def test_a_package_that_is_not_installed_is_named_with_what_to_install(program, capsys):
+    code, answer, _ = failed(program, capsys, lambda: importlib.import_module("nowhere.part"))
+    assert (code, answer["error_code"]) == (4, "package_missing")
+    assert answer["message"] == "a package is not installed: nowhere"
+    wanted = {server.cli.program: "chorale", silo_agent.cli.program: "chorale[silo]"}[program]
+    assert answer["hint"] == f"pip install '{wanted}'"
+    # A module that a package of ours lacks is another matter.
+    code, answer, _ = failed(program, capsys, lambda: importlib.import_module("evolution.nowhere"))
+    assert (code, answer["error_code"]) == (5, "bug")
 
 
 def test_a_defect_shows_where_and_no_value(program, capsys):
