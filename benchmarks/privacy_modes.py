@@ -53,6 +53,8 @@ ARMS = (
     (Privacy.RECORD_DISTRIBUTED, "rolora"),
 )
 NO_CAP = 1e9
+JUDGED_S = 1800.0
+"""Longest wait for the silos' last judgement."""
 
 
 class RunFailedError(Exception):
@@ -142,6 +144,7 @@ class Federation:
                 {silo_id: loopback.silo_dir(silo_id) for silo_id in SILOS},
                 run_id=run_id,
                 rounds=(0, self.recipe.rounds),
+                timeout_s=JUDGED_S,
             )
             spent = self._spent()
         rates = {"base": pooled(judged[0]), "together": pooled(judged[self.recipe.rounds])}
