@@ -134,6 +134,7 @@ def recorded(lines: Sequence[bytes]) -> Iterator[RoundState]:
 def figures_of(records: Sequence[AdviceRecord]) -> dict[str, Any]:
     """What the last line says."""
     taken = [record for record in records if isinstance(record.result, Proposal)]
+    proposals = [record.result for record in records if isinstance(record.result, Proposal)]
     ends = Counter(
         record.result.gave_up.value
         for record in records
@@ -146,7 +147,7 @@ def figures_of(records: Sequence[AdviceRecord]) -> dict[str, Any]:
         "valid_at_once": sum(len(record.turns) == 1 for record in taken),
         "valid_after_corrections": sum(len(record.turns) > 1 for record in taken),
         "not_valid": dict(sorted(ends.items())),
-        "different_counts": len({record.result.count for record in taken if record.result}),
+        "different_counts": len({proposal.count for proposal in proposals}),
         "tokens_mean": round(statistics.fmean(tokens), 1),
         "seconds_mean": round(statistics.fmean(seconds), 2),
         "seconds_most": round(max(seconds), 2),

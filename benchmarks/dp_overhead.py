@@ -126,7 +126,7 @@ def plain(rows: Sequence[Row]) -> TakeStep:
     def take() -> None:
         sums, counts = LOSS.sums(model, *LOSS.collate(rows))
         optimiser.zero_grad()
-        (sums.sum() / counts.sum()).backward()
+        (sums.sum() / counts.sum()).backward()  # type: ignore[no-untyped-call]  # untyped in torch
         optimiser.step()
 
     return take
@@ -167,7 +167,8 @@ class Positional(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Logits alone."""
-        return self.model(input_ids=input_ids, use_cache=False).logits
+        logits: torch.Tensor = self.model(input_ids=input_ids, use_cache=False).logits
+        return logits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +204,7 @@ def theirs(mode: str, rows: Sequence[Row]) -> TakeStep:
         if mode == "ghost":
             DPTensorFastGradientClipping(wrapped, optimiser, per_row).backward()
         else:
-            per_row.mean().backward()
+            per_row.mean().backward()  # type: ignore[no-untyped-call]  # untyped in torch
         optimiser.step()
 
     return take

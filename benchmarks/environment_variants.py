@@ -36,7 +36,7 @@ from evolution.envs.builtin.shop.webshop import load_webshop
 from evolution.envs.tasks import Split
 from evolution.envs.variants.lookalike import DIMENSIONS
 from evolution.envs.variants.measured import first_differs, jaccard, replayed, top_jaccard
-from evolution.envs.variants.spec import KINDS, VariantSpec
+from evolution.envs.variants.spec import KINDS, Kind, VariantSpec
 from evolution.envs.variants.stages import Stages
 from evolution.envs.variants.variant import stages_of, varied
 from evolution.errors import EnvironmentSetupError
@@ -49,7 +49,7 @@ PAPER: dict[str, dict[str, float]] = {
 }
 """FedAgent's figures; the table's keys are this file's."""
 COUNTS = [21, 20, 32, 27]
-POOLED = ("field-subset", "bm25-reweighting", "lookalike", "rank-wrapper")
+POOLED: tuple[Kind, ...] = ("field-subset", "bm25-reweighting", "lookalike", "rank-wrapper")
 
 
 def spaced(values: list[Any], count: int) -> list[Any]:
@@ -73,7 +73,7 @@ def split_figures(stages: Stages, silos: int) -> dict[str, float]:
     }
 
 
-def pool_figures(stages: Stages, kind: str, queries: list[tuple[str, ...]]) -> dict[str, float]:
+def pool_figures(stages: Stages, kind: Kind, queries: list[tuple[str, ...]]) -> dict[str, float]:
     """One pool: its variants against each other, and against the environment as it is."""
     plain, found = replayed(stages, queries), []
     for spec in specs(kind):
@@ -91,7 +91,7 @@ def pool_figures(stages: Stages, kind: str, queries: list[tuple[str, ...]]) -> d
     }
 
 
-def specs(kind: str) -> list[VariantSpec]:
+def specs(kind: Kind) -> list[VariantSpec]:
     """The pool of four."""
     return [
         VariantSpec.model_validate({"kind": kind, "index": place + 1, "choice": place})

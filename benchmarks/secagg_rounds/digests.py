@@ -15,6 +15,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +46,7 @@ def hash_rates(count_bytes: int, repeats: int) -> Mapping[str, float]:
     for digest_id in (SHA256, BLAKE3):
         if digest_tree.is_available(digest_id):
             for threads in (1, 2):
-                seconds = best_s(lambda d=digest_id, t=threads: tree(d, t), repeats)
+                seconds = best_s(partial(tree, digest_id, threads), repeats)
                 rates[f"{DIGESTS[digest_id]} tree, {threads} threads"] = count_bytes / seconds
     return rates
 
