@@ -206,7 +206,10 @@ class Federation:
         for silo_id in SILOS:
             data = self.loopback.silo("budget", "--data", str(self.loopback.silo_dir(silo_id)))
             for row in data["units"]:
-                spent = float(row["epsilon_spent"])
+                charged = row["epsilon_spent"]
+                # A release without protection has no epsilon, and what others had bounds nothing.
+                bounded = not charged["unprotected_releases"] and not charged["partial_releases"]
+                spent = float(charged["epsilon"]) if bounded else math.inf
                 largest[row["unit"]] = max(largest.get(row["unit"], 0.0), spent)
         return largest
 
