@@ -43,12 +43,11 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from coordinator_idle import invites, until
 
-from chorale.v1 import admin_pb2
 from evolution.methods.constant import constant_pattern
 from federation.adapter.encoding import decode_adapter, encode_adapter
 from lab.loopback import LoopbackFederation
-from server.cli.client import connect
 from silo_agent.config import SiloConfig
 from silo_agent.daemon.daemon import Daemon
 from silo_agent.identity.join import join
@@ -59,7 +58,6 @@ RANK, CLIP, GRID = 4, 16.0, 2**20
 UNIT = 2.0**-15
 """The part of silo k is k + 1 of these. The clip cuts none; two sets have one sum by accident."""
 BOUND_MIB = 500.0
-PATIENCE_S = 1800.0
 NO_MODEL = "0" * 64
 
 PLAN = """\
@@ -178,16 +176,11 @@ def host(directories: Sequence[str], *, dies: bool) -> None:
 
 def enrol(federation: LoopbackFederation, count: int) -> None:
     """Invite, join and configure so many silos."""
-    with connect(federation.data_dir) as stub:
-        for number in range(count):
-            name = name_of(number)
-            asked = admin_pb2.CreateInviteRequest(
-                federation=federation.federation, silo_id=name, ttl_s=3600
-            )
-            directory = federation.silo_dir(name)
-            join(stub.CreateInvite(asked, timeout=30).invite, directory)
-            (directory / "silo.toml").write_text(SILO.format(value=(number + 1) * UNIT))
-            (directory / "policy.toml").write_text(POLICY)
+    for number, invite in enumerate(invites(federation, count)):
+        directory = federation.silo_dir(name_of(number))
+        join(invite, directory)
+        (directory / "silo.toml").write_text(SILO.format(value=(number + 1) * UNIT))
+        (directory / "policy.toml").write_text(POLICY)
 
 
 def start_hosts(
@@ -210,14 +203,6 @@ def start_hosts(
                 )
             )
     return hosts
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > give_up_at:
-            raise SystemExit(f"{what}: not after {PATIENCE_S:.0f} s")
-        time.sleep(0.5)
 
 
 def memory_mib(pid: int, field: str) -> float:

@@ -280,7 +280,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="chorale-modes-") as scratch:
             results[name] = Federation(Path(scratch), recipe, options).figures()
         print(table_row(name, results[name]), flush=True)
-    print(json.dumps({"settings": vars(options), "silos": len(SILOS), "runs": results}))
+    for figures in results.values():
+        # JSON has no infinity: null is what no epsilon bounds.
+        figures["epsilon"] = {
+            unit: epsilon if math.isfinite(epsilon) else None
+            for unit, epsilon in figures["epsilon"].items()
+        }
+    print(
+        json.dumps(
+            {"settings": vars(options), "silos": len(SILOS), "runs": results}, allow_nan=False
+        )
+    )
 
 
 if __name__ == "__main__":
