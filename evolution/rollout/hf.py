@@ -44,6 +44,7 @@ from evolution.model.causal_lm import load_base, load_tokenizer
 from evolution.model.lora import adapted_linears, split_name
 from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
+from evolution.rollout.grouped_attention import share_heads
 from evolution.rollout.kv_cache import RaggedCache
 from evolution.rollout.sampling import draw, uniforms
 from federation.adapter.value_head import without_head
@@ -92,6 +93,8 @@ class HfEngine(RolloutEngine):
         self._device = device_of(device, worker=worker, gpus=torch.cuda.device_count())
         self._pass_cost = _PASS_COST if self._device == "cpu" else _GPU_PASS_COST
         self._model: Any = load_base(base_dir, dtype=dtype).to(self._device)
+        if self._device == "cpu":
+            share_heads(self._model)
         self._alpha = alpha
         self._linears = adapt(self._model, adapted_linears(self._model))
         self._cache = RaggedCache(0, device=self._device)
@@ -267,7 +270,7 @@ class HfEngine(RolloutEngine):
                 logits_PV: torch.Tensor = self._model(
                     input_ids=inputs.input_ids,
                     position_ids=inputs.position_ids,
-                    attention_mask=inputs.attention_mask,
+                    attention_mask=self._scores(inputs.attention_mask),
                     past_key_values=cache.layers,
                     use_cache=True,
                     logits_to_keep=1,
@@ -282,6 +285,12 @@ class HfEngine(RolloutEngine):
         if logits_BV is None:
             raise RolloutError("there is nothing to answer")
         return logits_BV
+
+    def _scores(self, mask: torch.Tensor) -> torch.Tensor:
+        """A mask as what is added to scores: else each layer would make that of it again."""
+        return torch.zeros(mask.shape, dtype=self._model.dtype, device=mask.device).masked_fill_(
+            ~mask, -torch.inf
+        )
 
     def _forget(self) -> None:
         self._cache = RaggedCache(0, device=self._device)

@@ -8,7 +8,9 @@ the real tokens' keys and values are written down. Invariants:
    row of the softmax is empty; what it computes is written nowhere.
 2. Columns that were never written are zeros, and no query reaches them. A row that a new
    conversation takes over is zeros first: nothing of the one before is left in it.
-3. Storage grows by doubling; a chunk writes its own tokens and nothing else.
+3. Storage grows by doubling; a chunk writes its own tokens and nothing else. Each row has a *seat*
+   in storage, and keeps it until storage gets smaller than that: when conversations end, only those
+   from the last seats are copied, into the seats that fall free.
 4. A chunk may be cut into *parts* of rows of like length, each with a forward pass of its own,
    where that saves more padding than a pass costs, and is cut where a pass would have more than
    ``MOST_TOKENS``, so that what it takes for a moment is bounded. While answers grow token by
@@ -42,7 +44,7 @@ class RaggedInputs:
     """What one forward pass over a part of a chunk needs: P rows, W columns, S keys."""
 
     rows: list[int]
-    """The part's rows, in order."""
+    """The part's rows, in the order of their seats, which is that of everything below."""
     input_ids: torch.Tensor
     """P·W tokens, left-padded; column −1 is the last token of every row that got any."""
     position_ids: torch.Tensor
@@ -55,16 +57,16 @@ class RaggedInputs:
 class _Place:
     """Where the tokens of the pass under way belong."""
 
-    rows: torch.Tensor | None
-    """The part's rows in storage; None for all of them."""
+    seats: torch.Tensor | None
+    """Of the part's rows; None for all of them."""
     count: int
-    """Rows of storage."""
+    """Seats in storage."""
     columns: int
     """S: as many as the part's longest row."""
     source: tuple[torch.Tensor, torch.Tensor]
     """Of each real token: row and column in the chunk."""
     target: tuple[torch.Tensor, torch.Tensor]
-    """Of each real token: row and column in storage."""
+    """Of each real token: seat and column in storage."""
 
 
 @dataclass(slots=True)
@@ -108,13 +110,28 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers ships no types
         self.keys = _copied(self.keys, held.keys, to, of, count=count, columns=columns)
         self.values = _copied(self.values, held.values, to, of, count=count, columns=columns)
 
-    def arrange(self, rows: torch.Tensor | None, empty: torch.Tensor | None) -> None:
-        if rows is not None:
-            self.keys = self.keys.index_select(0, rows)
-            self.values = self.values.index_select(0, rows)
-        if empty is not None:
-            self.keys[empty] = 0
-            self.values[empty] = 0
+    def arrange(
+        self, count: int, moved: tuple[torch.Tensor, torch.Tensor], empty: torch.Tensor
+    ) -> None:
+        self.keys = _arranged(self.keys, count, moved, empty)
+        self.values = _arranged(self.values, count, moved, empty)
+
+
+def _arranged(
+    store: torch.Tensor,
+    count: int,
+    moved: tuple[torch.Tensor, torch.Tensor],
+    empty: torch.Tensor,
+) -> torch.Tensor:
+    """The storage with so many seats; the first seats move to the second, others are emptied."""
+    origin, target = moved
+    if len(origin):
+        store[target] = store[origin]
+    if count > len(store):
+        store = torch.cat([store, store.new_zeros(count - len(store), *store.shape[1:])])
+    if len(empty):
+        store[empty] = 0
+    return store if len(store) == count else store[:count]
 
 
 def _roomy(store: torch.Tensor, like: torch.Tensor, *, count: int, columns: int) -> torch.Tensor:
@@ -123,9 +140,10 @@ def _roomy(store: torch.Tensor, like: torch.Tensor, *, count: int, columns: int)
     if held >= columns:
         return store
     _, heads, _, width = like.shape
-    grown = like.new_zeros(count, heads, max(_LEAST_COLUMNS, 2 * columns), width)
+    grown = like.new_empty(count, heads, max(_LEAST_COLUMNS, 2 * columns), width)
     if held:
         grown[:, :, :held] = store
+    grown[:, :, held:] = 0
     return grown
 
 
@@ -146,14 +164,14 @@ def _copied(
 def _written(store: torch.Tensor, states: torch.Tensor, place: _Place) -> torch.Tensor:
     """The storage with the chunk's real tokens in it."""
     store = _roomy(store, states, count=place.count, columns=place.columns)
-    (from_row, from_column), (row, column) = place.source, place.target
-    store[row, :, column] = states[from_row, :, from_column]
+    (from_row, from_column), (seat, column) = place.source, place.target
+    store[seat, :, column] = states[from_row, :, from_column]
     return store
 
 
 def _seen(store: torch.Tensor, place: _Place) -> torch.Tensor:
     columns = store[:, :, : place.columns]
-    return columns if place.rows is None else columns.index_select(0, place.rows)
+    return columns if place.seats is None else columns.index_select(0, place.seats)
 
 
 class RaggedCache:
@@ -163,6 +181,7 @@ class RaggedCache:
         self._under_way = under_way = _UnderWay()
         self.layers = Cache(layer_class_to_replicate=lambda: _Layer(under_way))
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
+        self._seats = list(range(rows))
         self._device = device
 
     def feed(self, chunks: Sequence[Sequence[int]], *, pass_cost: int) -> Iterator[RaggedInputs]:
@@ -180,24 +199,34 @@ class RaggedCache:
     def arrange(self, rows: Sequence[int]) -> None:
         """Make the rows those with these indices, in this order; -1 is a row that holds nothing.
 
-        Rows that stay where they are are not copied.
+        Only rows whose seat there is no longer are copied.
         """
-        empty = [place for place, row in enumerate(rows) if row < 0]
-        stays = len(rows) == len(self.tokens) and all(row in {-1, i} for i, row in enumerate(rows))
-        if stays and not empty:
-            return
-        taken = None if stays else self._index([max(row, 0) for row in rows])
-        emptied = self._index(empty) if empty else None
+        seats = [self._seats[row] if row >= 0 else -1 for row in rows]
+        left = {seat for seat in seats if seat < len(rows)}
+        free = [seat for seat in range(len(rows)) if seat not in left]
+        origin, target, empty = [], [], []
+        for row, seat in enumerate(seats):
+            if 0 <= seat < len(rows):
+                continue
+            seats[row] = free.pop()
+            if seat < 0:
+                empty.append(seats[row])
+            else:
+                origin.append(seat)
+                target.append(seats[row])
+        moved = self._index(origin), self._index(target)
         for layer in self.layers.layers:
-            layer.arrange(taken, emptied)
+            layer.arrange(len(rows), moved, self._index(empty))
         self.tokens = [[] if row < 0 else self.tokens[row] for row in rows]
+        self._seats = seats
 
     def _index(self, rows: Sequence[int]) -> torch.Tensor:
         return torch.tensor(rows, dtype=torch.long, device=self._device)
 
     def copy(self, other: RaggedCache, source: Mapping[int, int]) -> None:
         """Begin rows, which are empty, with rows of another cache: from whose row to which."""
-        to, of = self._index([*source]), self._index([*source.values()])
+        to = self._index([self._seats[row] for row in source])
+        of = self._index([other._seats[row] for row in source.values()])
         columns = max(len(tokens) for tokens in other.tokens)
         while len(self.layers.layers) < len(other.layers.layers):
             self.layers.layers.append(_Layer(self._under_way))
@@ -209,6 +238,7 @@ class RaggedCache:
     def _inputs(
         self, rows: list[int], chunks: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> RaggedInputs:
+        rows = sorted(rows, key=self._seats.__getitem__)
         width = max(len(chunks[row]) for row in rows)
         ids, positions, real = [], [], []
         for row in rows:
@@ -218,16 +248,15 @@ class RaggedCache:
             positions.append([*padding, *range(start, start + len(chunk))])
             real.append([*padding, *(1 for _ in chunk)])
         ids_PW, positions_PW, real_PW = torch.tensor([ids, positions, real], device=self._device)
-        row_P = torch.tensor(rows, device=self._device)
+        seat_P = self._index([self._seats[row] for row in rows])
         columns = max(len(self.tokens[row]) for row in rows)
         from_row, from_column = real_PW.nonzero(as_tuple=True)
-        whole = rows == list(range(len(self.tokens)))
         self._under_way.place = _Place(
-            rows=None if whole else row_P,
+            seats=None if len(rows) == len(self.tokens) else seat_P,
             count=len(self.tokens),
             columns=columns,
             source=(from_row, from_column),
-            target=(row_P[from_row], positions_PW[from_row, from_column]),
+            target=(seat_P[from_row], positions_PW[from_row, from_column]),
         )
         mask = torch.arange(columns, device=self._device) <= positions_PW[:, :, None]
         return RaggedInputs(
