@@ -9,15 +9,16 @@ rows are a power of two::
 
 What a pass lacks is filled with null rows: zeros, which no token of a loss stands in. In passes of
 so many tokens a row gets the same bits whoever its mates are, wherever it stands and however many
-there are.
+there are. Where no pass may have two rows, ``LoopBackend`` computes one unit at a time, which is
+faster and has no mates to test.
 
-That last sentence is a property of the libraries and of the machine, not of this code, so it is
-tested and not believed: on public rows, for a number of tokens when it is first used, again after
-``renew``, and for another number of threads. The most rows that a pass may have are computed once
-as they are, once with one row in all places, once backwards and beside null rows, and then half as
-many, a quarter, … of them. Numbers of rows at which a bit differs are not used; where the bits at
-the most rows depend on mates or places, such units are computed one by one, by ``LoopBackend``, and
-so is everything where hooks do not see a parameter. ``one_by_one`` says it.
+That a row gets the same bits is a property of the libraries and of the machine, not of this code,
+so it is tested and not believed: on public rows, for a number of tokens when it is first used,
+again after ``renew``, and for another number of threads. The most rows that a pass may have are
+computed once as they are, once with one row in all places, once backwards and beside null rows, and
+then half as many, a quarter, … of them. Numbers of rows at which a bit differs are not used; where
+the bits at the most rows depend on mates or places, such units are computed one by one, by
+``LoopBackend``, and so is everything where hooks do not see a parameter. ``one_by_one`` says it.
 
 Invariants:
 
@@ -105,6 +106,14 @@ class FixedBackend(GradientBackend[RowT]):
         """Test every shape again before it is used again."""
         self._counts.clear()
 
+    def tested_up_to(self, longest: int) -> list[int]:
+        """The numbers of tokens, ascending, of passes that units of up to so many may have a test
+        of; none if everything is computed one by one from the start.
+        """  # noqa: D205  # one sentence
+        if self._hooks is None:
+            return []
+        return [tokens for tokens in passes_up_to(longest) if self._most_rows(tokens) > 1]
+
     def tokens_of(self, rows: Sequence[RowT]) -> int:
         """Of the passes that compute a unit of these rows; 0 without a row."""
         longest = self.longest(rows)
@@ -139,11 +148,16 @@ class FixedBackend(GradientBackend[RowT]):
             for (index, _), gradient, count in zip(chunk, matrix.numpy(), said, strict=False):
                 yield index, gradient, count
 
+    def _most_rows(self, tokens: int) -> int:
+        most = min(_PASS_TOKENS // tokens, MOST_COORDINATES // self.dimension)
+        return 1 << (most.bit_length() - 1) if most else 0
+
     def _apart(self, hooks: HooksBackend[RowT], tokens: int) -> tuple[int, ...]:
+        rows = self._most_rows(tokens)
+        if rows < 2:
+            return ()
         key = (tokens, torch.get_num_threads())
         if key not in self._counts:
-            most = max(1, min(_PASS_TOKENS // tokens, MOST_COORDINATES // self.dimension))
-            rows = 1 << (most.bit_length() - 1)
             self._counts[key] = _counts_apart(hooks, self._public, rows, tokens)
         return self._counts[key]
 
@@ -164,22 +178,23 @@ def _filled(batch: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
 def _counts_apart(
     hooks: HooksBackend[RowT], public: Sequence[torch.Tensor], rows: int, tokens: int
 ) -> tuple[int, ...]:
-    """The powers of two up to ``rows`` of which no row changes a bit of another, on public rows."""
+    """The powers of two up to ``rows``, two or more, of which no row changes a bit of another, on
+    public rows.
+    """  # noqa: D205  # one sentence
     batch = [_made(one, rows, tokens) for one in public]
     apart, _ = hooks.row_gradients(batch)
-    if rows > 1:
-        one = [tensor[:1].expand(rows, -1).contiguous() for tensor in batch]
-        everywhere, _ = hooks.row_gradients(one)
-        backwards = [tensor.clone() for tensor in batch]
-        for tensor in backwards:
-            tensor[1::2] = 0
-        halved, _ = hooks.row_gradients([tensor.flip(0) for tensor in backwards])
-        if not (
-            bool(apart[0].any())
-            and _same(everywhere, apart[:1].expand(rows, -1))
-            and _same(halved.flip(0)[::2], apart[::2])
-        ):
-            return ()
+    one = [tensor[:1].expand(rows, -1).contiguous() for tensor in batch]
+    everywhere, _ = hooks.row_gradients(one)
+    backwards = [tensor.clone() for tensor in batch]
+    for tensor in backwards:
+        tensor[1::2] = 0
+    halved, _ = hooks.row_gradients([tensor.flip(0) for tensor in backwards])
+    if not (
+        bool(apart[0].any())
+        and _same(everywhere, apart[:1].expand(rows, -1))
+        and _same(halved.flip(0)[::2], apart[::2])
+    ):
+        return ()
     counts = [rows]
     while (fewer := counts[0] // 2) and _same(
         hooks.row_gradients([tensor[:fewer] for tensor in batch])[0], apart[:fewer]

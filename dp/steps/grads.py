@@ -326,12 +326,13 @@ class HooksBackend(_ChunkedBackend[RowT]):
                 def on_backward(by_output: torch.Tensor) -> None:
                     by_y_BTO = by_output.float().reshape(rows, -1, by_output.shape[-1])
                     x_BTI = x.float().reshape(rows, -1, x.shape[-1])
+                    high, wide = by_y_BTO.shape[-1], x_BTI.shape[-1]
                     # With the short side of a factor first, the product is five times as fast.
-                    if by_y_BTO.shape[-1] <= x_BTI.shape[-1]:
+                    if high <= wide:
                         per_row_BOI = torch.bmm(by_y_BTO.mT, x_BTI)
                     else:
                         per_row_BOI = torch.bmm(x_BTI.mT, by_y_BTO).mT
-                    matrix[:, part] += per_row_BOI.reshape(rows, -1)
+                    matrix[:, part].view(rows, high, wide).add_(per_row_BOI)
 
                 # With every parameter frozen, the first layers are where the graph begins.
                 output.requires_grad_()

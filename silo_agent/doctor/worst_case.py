@@ -40,7 +40,7 @@ from dp.noise.grid import Grid
 from dp.noise.share import add_noise
 from dp.noise.source import NoiseSource
 from dp.noise.unit_sum import UnitSum
-from dp.steps.fixed import FixedBackend, passes_up_to
+from dp.steps.fixed import FixedBackend
 from evolution.envs.environment import Environment, Info
 from evolution.errors import EvolverSetupError
 from evolution.methods.evolver import EvolveSettings
@@ -268,19 +268,24 @@ def _step_s(
         row = _longest_row(tokens, objective.card.needs)
         grid = Grid(clip_l2=spec.clip_l2, steps=spec.grid, dimension=backend.dimension)
         total = UnitSum(grid, max_units=2)
-        row_s = tested_s = 0.0
-        # The first pass is slower for what it sets up, and tests its shape.
-        for _ in range(2):
-            tested_s = row_s
+        row_s = 0.0
+        for _ in range(2):  # the first pass is slower for what it sets up
             began_s = time.monotonic()
             (gradient,) = backend.unit_gradients([[row]])
             total.add(gradient)
             row_s = time.monotonic() - began_s
-    shapes = len(passes_up_to(tokens)) if isinstance(backend, FixedBackend) else 0
+        shapes = backend.tested_up_to(tokens) if isinstance(backend, FixedBackend) else []
+        tested_s = 0.0
+        if shapes:
+            backend.renew()
+            row = _longest_row(shapes[-1], objective.card.needs)
+            began_s = time.monotonic()
+            list(backend.unit_gradients([[row]]))
+            tested_s = time.monotonic() - began_s
     began_s = time.monotonic()
     noise = np.zeros(backend.dimension, dtype=np.uint32)
     add_noise(noise, spec.noise_multiplier * spec.grid, NoiseSource.fresh("worst case"))
-    return rows * row_s + time.monotonic() - began_s, shapes * tested_s
+    return rows * row_s + time.monotonic() - began_s, len(shapes) * tested_s
 
 
 def _longest_row(tokens: int, needs: frozenset[str]) -> Row:

@@ -96,6 +96,21 @@ def test_lengths_of_passes_are_at_most_a_quarter_apart():
     assert all(after <= 1.25 * before for before, after in pairwise(sizes))
 
 
+def test_units_of_which_a_pass_would_hold_one_row_have_no_mates_and_no_test(monkeypatch):
+    """And a model whose rows are tied beside each other ties nobody there."""
+    monkeypatch.setattr(fixed, "_PASS_TOKENS", 100)
+    model = tiny.model(last=Tied())
+    backend, mine = made(model), [(tiny.row(index, 51 + index),) for index in range(4)]
+    got = [vector.tobytes() for vector in backend.unit_gradients(mine)]
+    assert backend.one_by_one.startswith("units of 16 tokens:")  # the probe's
+    assert backend.tested_up_to(55) == [16, 20, 24, 28, 32, 40, 48]
+    loop = made(model, LoopBackend)
+    assert got == [next(iter(loop.unit_gradients([unit]))).tobytes() for unit in mine]
+    monkeypatch.setattr(fixed, "_PASS_TOKENS", 112)
+    list(backend.unit_gradients(mine))
+    assert backend.one_by_one.startswith("units of 16, 56 tokens:")
+
+
 class Tied(torch.nn.Module):
     """A millionth of the other rows: no probe with a tolerance sees it."""
 
