@@ -1,6 +1,9 @@
 """docs/experiments says what its rows say: the generated tables and the one line of figures."""
 
 import json
+import re
+import subprocess
+import sys
 
 import pytest
 
@@ -43,9 +46,37 @@ def test_a_page_is_that_of_its_rows(name):
     fresh, figures = reported(name)
     assert without_pictures((PAGES / f"{name}-results.md").read_text()) == without_pictures(fresh)
     if name == "fedse":
-        lines = (PAGES / f"{name}.md").read_text().splitlines()
-        assert [json.loads(line) for line in lines if line.startswith('{"methods":')] == [figures]
+        assert lines_of(name, '{"methods":') == [figures]
         assert None not in [*figures["methods"].values(), *figures["federation2"].values()]
+
+
+@pytest.fixture(scope="module")
+def recomputed():
+    """By a script that imports nothing of Chorale: ``-I`` keeps even the folder away."""
+    script = [sys.executable, "-I", "-S", str(PAGES / "recompute.py")]
+    return json.loads(subprocess.run(script, capture_output=True, check=True, text=True).stdout)
+
+
+def test_headlines_are_those_of_a_second_script(recomputed):
+    (said,) = lines_of("fedse", '{"methods":')
+    assert recomputed["fedse"] == said
+    (said,) = lines_of("fedagent", '{"patterns":')
+    assert recomputed["fedagent"]["federated_minus_central"] == pytest.approx(
+        100 * said["federated_minus_central"], abs=0.01
+    )
+    for page in ("words", "desk"):
+        text = (PAGES / f"{page}.md").read_text().splitlines()
+        for setting, rate in recomputed[page].items():
+            row = next(
+                line for line in text if re.match(rf"\| `{setting}` (\| [\d.]+ ){{5}}", line)
+            )
+            assert float(row.split("|")[-2].strip(" *")) == pytest.approx(rate, abs=0.051)
+
+
+def lines_of(name, begins):
+    """What a page says in lines of JSON that begin so."""
+    lines = (PAGES / f"{name}.md").read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith(begins)]
 
 
 def test_every_kept_row_belongs_to_a_page():

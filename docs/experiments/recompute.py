@@ -1,0 +1,85 @@
+"""The headlines of these pages once more: from the kept rows, and with nothing of Chorale.
+
+python3 docs/experiments/recompute.py
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+DATA = Path(__file__).parent / "data"
+
+
+def rates(experiment: str, setting: str, *by: str, **facts: Any) -> dict[tuple[Any, ...], float]:
+    """Success in percent at temperature 1 after the last round, by these fields of the rows."""
+    with gzip.open(DATA / experiment / "results.jsonl.gz", "rt") as lines:
+        rows = [row for row in map(json.loads, lines) if row["setting"] == setting]
+    rows = [row for row in rows if row["kind"] == "eval" and row["temperature"] == 1.0]
+    facts = {"round": max(row["round"] for row in rows), **facts}
+    outcomes: dict[tuple[Any, ...], str] = defaultdict(str)
+    for row in rows:
+        if all(row[name] == value for name, value in facts.items()):
+            outcomes[tuple(row[name] for name in by)] += row["outcomes"]
+    return {key: 100 * text.count("1") / len(text) for key, text in outcomes.items()}
+
+
+def over(experiment: str, setting: str, *by: str, **facts: Any) -> float:
+    """The mean over what the rows are told apart by."""
+    return mean(rates(experiment, setting, *by, **facts).values())
+
+
+def fedse() -> dict[str, dict[str, float]]:
+    """fedse.md: means over environments, and over silos."""
+    settings = {"local": "local_static", "central": "central_static"}
+    unseen = {"own": False, "same_family": True}
+    alone = rates("fedse-own", "local_evolution", "silo", own=True)
+    fedsa = rates("fedse-own", "fedsa", "silo", own=True)
+    return {
+        "methods": {
+            name: over("fedse-paper", settings.get(name, name), "environment", own=True)
+            for name in ("pretrained", "local", "central", "fedit", "fedse")
+        },
+        "federation2": {
+            "local_evolution_unseen": over("fedse-shards", "local_evolution", "silo", **unseen),
+            "fedse_unseen": over("fedse-shards", "fedse", "silo", **unseen),
+            "worst_silo_vs_alone": min(fedsa[silo] - alone[silo] for silo in alone),
+        },
+    }
+
+
+def smollm2(page: str) -> dict[str, float]:
+    """words.md and desk.md: each seed's figure is its mean over silos."""
+    names = ("pretrained", "alone", "together", "unfiltered")
+    return {name: over(page, name, "seed", "silo") for name in names}
+
+
+def fedagent() -> dict[str, float]:
+    """fedagent.md, GRPO: plateaus together and pooled; after round 20 together and best alone."""
+    plateau = {
+        name: mean(over("fedagent-market", name, "seed", round=at) for at in (16, 20))
+        for name in ("fed-grpo", "central_grpo")
+    }
+    alone = rates("fedagent-alone", "alone-grpo", "silo")
+    return {
+        "federated_minus_central": plateau["fed-grpo"] - plateau["central_grpo"],
+        "federated_minus_best_local": over("fedagent-market", "fed-grpo", "seed")
+        - max(alone.values()),
+    }
+
+
+def rounded(figures: Any) -> Any:
+    """To two decimals."""
+    if isinstance(figures, dict):
+        return {name: rounded(figure) for name, figure in figures.items()}
+    return round(figures, 2)
+
+
+if __name__ == "__main__":
+    pages = {"words": smollm2("words"), "desk": smollm2("desk"), "fedagent": fedagent()}
+    sys.stdout.write(json.dumps(rounded({"fedse": fedse(), **pages})) + "\n")
