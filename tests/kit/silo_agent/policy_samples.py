@@ -27,6 +27,8 @@ from silo_agent.policy.rule import Site
 NOW_UNIX_S = 1_800_000_000
 """2027-01-15 08:00 UTC."""
 BASE = bytes.fromhex("ab" * 32)
+NO_MODEL = ("ab" * 32, "00" * 32)
+"""The change that leaves a sample without a base model."""
 SITE = Site(base_sha256=BASE, environments={"craft": None, "babyai": None})
 """A silo with one of the plan's environments and one that the plan does not name."""
 COHORT = ("silo-a", "silo-b", "silo-c", "silo-d")

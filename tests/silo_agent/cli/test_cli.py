@@ -25,9 +25,8 @@ from silo_agent.metrics import SiloMetrics
 from silo_agent.policy.document import NO_PRIVACY, Policy
 from tests.kit.paths import ROOT
 from tests.kit.silo_agent.command_line import call
-from tests.kit.silo_agent.policy_samples import MODES, PLAN, POLICY, edited
+from tests.kit.silo_agent.policy_samples import MODES, NO_MODEL, PLAN, POLICY, edited
 
-NO_MODEL = ("ab" * 32, "00" * 32)
 DENY_ALL = b"""
 [limits]
 max_dimension = 0
@@ -36,15 +35,6 @@ min_episodes_per_round = 100
 min_tasks_per_round = 25
 """
 HEAVY = ("torch", "transformers", "peft", "minigrid", "gymnasium", "grpc", "numpy", "pydantic")
-
-
-@pytest.fixture
-def silo(tmp_path: Path) -> Path:
-    """A silo without a base model, whose policy allows the sample plan."""
-    (tmp_path / "silo.toml").write_text('environments = ["craft", "maze"]')
-    (tmp_path / "policy.toml").write_text(edited(POLICY, NO_MODEL))
-    (tmp_path / "plan.toml").write_text(edited(PLAN, NO_MODEL))
-    return tmp_path
 
 
 def test_help_loads_nothing_heavy():

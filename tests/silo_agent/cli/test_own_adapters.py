@@ -9,18 +9,6 @@ from evolution.methods.personal.compared import CANDIDATES, Choice, Choices, Com
 from ops.cli.envelope import Exit
 from silo_agent.books.local_store import ChainHead, LocalStore
 from tests.kit.silo_agent.command_line import call
-from tests.kit.silo_agent.policy_samples import PLAN, POLICY, edited
-
-NO_MODEL = ("ab" * 32, "00" * 32)
-
-
-@pytest.fixture
-def silo(tmp_path: Path) -> Path:
-    """A silo without a base model, and a plan for it."""
-    (tmp_path / "silo.toml").write_text('environments = ["craft", "maze"]')
-    (tmp_path / "policy.toml").write_text(edited(POLICY, NO_MODEL))
-    (tmp_path / "plan.toml").write_text(edited(PLAN, NO_MODEL))
-    return tmp_path
 
 
 def judged_row(successes, episodes=8, label="plank", environment="craft", temperature=0.0):

@@ -20,7 +20,6 @@ from tests.kit.silo_agent.policy_samples import (
     make_task,
 )
 
-NO_MODEL = ("ab" * 32, "00" * 32)
 TOML = edited(PLAN, NO_MODEL).encode()
 DIGEST = hashlib.sha256(TOML).digest()
 MANUAL = ("[models]", '[policy]\napproval = "manual"\n[models]')

@@ -29,10 +29,17 @@ from silo_agent.views.fields import CLEAR, FIELDS, MASKED, SEALED, SHARE
 from silo_agent.views.preview import preview
 from silo_agent.views.rehearsal import Rehearsal
 from tests.kit.secagg.secagg_samples import signed_descriptor
-from tests.kit.silo_agent.policy_samples import COMPOSED, MODES, PLAN, POLICY, edited, make_task
+from tests.kit.silo_agent.policy_samples import (
+    COMPOSED,
+    MODES,
+    NO_MODEL,
+    PLAN,
+    POLICY,
+    edited,
+    make_task,
+)
 from tests.kit.silo_agent.session_round import CLIP, DIMENSION, FIGURE, GRID, ME, Round, Wire
 
-NO_MODEL = ("ab" * 32, "00" * 32)
 TOML = edited(
     PLAN,
     NO_MODEL,
