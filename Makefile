@@ -65,7 +65,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	MYPYPATH=proto:benchmarks $(BIN)/mypy benchmarks docs/experiments/recompute.py
+	MYPYPATH=proto:benchmarks $(BIN)/mypy benchmarks
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory proto-fresh
 

@@ -12,6 +12,7 @@ from silo_agent.books.local_store import ChainHead, LocalStore
 from silo_agent.policy.approvals import Approvals, Standing
 from tests.kit.silo_agent.command_line import call
 from tests.kit.silo_agent.policy_samples import (
+    NO_MODEL,
     PLAN,
     POLICY,
     edited,

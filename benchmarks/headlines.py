@@ -1,6 +1,6 @@
-"""The headlines of these pages once more: from the kept rows, and with nothing of Chorale.
+"""The headlines of docs/experiments once more: from the kept rows, and with nothing of Chorale.
 
-python3 docs/experiments/recompute.py
+python3 benchmarks/headlines.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "docs" / "experiments" / "data"
 
 
 def rates(experiment: str, setting: str, *by: str, **facts: Any) -> dict[tuple[Any, ...], float]:
