@@ -10,7 +10,7 @@ import json
 import sys
 from collections import defaultdict
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 DATA = Path(__file__).parents[1] / "docs" / "experiments" / "data"
@@ -73,13 +73,59 @@ def fedagent() -> dict[str, float]:
     }
 
 
+def served(setting: str) -> dict[tuple[Any, ...], str]:
+    """poisoning.md: outcomes at temperature 1 by seed, environment and label.
+
+    Of a setting with a guard it is what honest silos serve, each on its own labels.
+    """
+    kind = {"scope": "personal"} if "guard" in setting else {"scope": "global", "silo": -1}
+    found = {}
+    with gzip.open(DATA / "poisoning" / "results.jsonl.gz", "rt") as lines:
+        for row in map(json.loads, lines):
+            if row["kind"] == "eval" and row["setting"] == setting and row["temperature"] == 1.0:
+                own = row["own"] or kind["scope"] == "global"
+                if own and all(row[name] == value for name, value in kind.items()):
+                    found[row["seed"], row["environment"], row["label"]] = row["outcomes"]
+    return found
+
+
+def poisoning() -> dict[str, list[float]]:
+    """What an attack changes: macro difference, mean over five seeds with its 95 % limits."""
+    figures = {}
+    for kept in ("sum", "groups", "guard", "groups-guard"):
+        without = served(kept)
+        for attack in ("flip", "backdoor", "drift"):
+            counts: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
+            for key, text in served(f"{kept}-{attack}").items():
+                counts[key[:2]][0] += text.count("1") - without[key].count("1")
+                counts[key[:2]][1] += len(text)
+            seeds = sorted({seed for seed, _ in counts})
+            changes = [
+                mean(100 * a / b for (one, _), (a, b) in counts.items() if one == seed)
+                for seed in seeds
+            ]
+            if len(changes) != 5:
+                raise ValueError(f"{kept}-{attack} has {len(changes)} seeds")
+            error = 2.776 * stdev(changes) / 5**0.5  # Student's t, four degrees of freedom
+            change = mean(changes)
+            figures[f"{kept}-{attack}"] = [change, change - error, change + error]
+    return figures
+
+
 def rounded(figures: Any) -> Any:
     """To two decimals."""
     if isinstance(figures, dict):
         return {name: rounded(figure) for name, figure in figures.items()}
+    if isinstance(figures, list):
+        return [rounded(figure) for figure in figures]
     return round(figures, 2)
 
 
 if __name__ == "__main__":
-    pages = {"words": smollm2("words"), "desk": smollm2("desk"), "fedagent": fedagent()}
+    pages: dict[str, Any] = {
+        "words": smollm2("words"),
+        "desk": smollm2("desk"),
+        "fedagent": fedagent(),
+    }
+    pages["poisoning"] = poisoning()
     sys.stdout.write(json.dumps(rounded({"fedse": fedse(), **pages})) + "\n")

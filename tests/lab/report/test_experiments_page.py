@@ -24,6 +24,7 @@ CHOICES = {
     "words-grpo": Choices(reference="alone"),
     "fedagent": Choices(),
     "parts": Choices(reference="fed-se"),
+    "poisoning": Choices(reference="groups-guard (personal)"),
 }
 """By what the names of a page's experiments begin with; the longest name that fits counts."""
 
@@ -70,6 +71,15 @@ def test_headlines_are_those_of_a_second_script(recomputed):
                 line for line in text if re.match(rf"\| `{setting}` (\| [\d.]+ ){{5}}", line)
             )
             assert float(row.split("|")[-2].strip(" *")) == pytest.approx(rate, abs=0.051)
+
+
+def test_what_an_attack_changes_is_that_of_a_second_script(recomputed):
+    text = (PAGES / "poisoning.md").read_text()
+    for kept in ("sum", "groups", "guard", "groups-guard"):
+        (row,) = re.findall(rf"^\| `{kept}` \| [\d.]+ \|(.*)\|$", text, re.MULTILINE)
+        for attack, cell in zip(("flip", "backdoor", "drift"), row.split("|"), strict=True):
+            said = [float(n) for n in re.findall(r"[-+][\d.]+", cell.replace("−", "-"))]
+            assert said == pytest.approx(recomputed["poisoning"][f"{kept}-{attack}"], abs=0.06)
 
 
 def lines_of(name, begins):
