@@ -21,6 +21,10 @@ Both play the same episodes, which is counted. Two ratios: of CPU seconds, media
 of turns, which are calls of the engine. The second is what is saved where a turn takes as long for
 few episodes as for many: with a model server, and with environments that are slow.
 
+Then greedy play in wall time, on all cores: a worker for each core (``[rollout] workers``), whose
+environments step while others answer, against the naive loop with one thread and with a thread for
+each core. On a busy machine these say little.
+
 The last part judges 400 held-out tasks at each temperature: wall time.
 
 Prints tables and, as its last line, the figures as JSON; ``speedup`` is that of greedy play, whose
@@ -55,6 +59,7 @@ from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import Generation, Prompt, RolloutEngine, Sampling
 from evolution.rollout.episodes import run_episodes
 from evolution.rollout.hf import HfEngine
+from evolution.rollout.workers import WorkerEngine
 from evolution.trajectory import Task
 
 BASE = Path(__file__).parents[1] / "lab" / "base_model"
@@ -249,6 +254,38 @@ def refill(
     return {"cpu": round(ratio, 2), "turns": round(saved, 2)}
 
 
+def on_all_cores(naive: Naive, groups: Sequence[Sequence[Task]], rounds: int) -> dict[str, float]:
+    """Wall time of greedy play: a worker for each core against the naive loop."""
+    cores = len(os.sched_getaffinity(0))
+    engine = WorkerEngine(BASE, alpha=16.0, dtype="float32", threads=1, device="cpu", workers=cores)
+    arms: dict[str, list[Played]] = {"workers": [], "naive, 1 thread": [], "naive, all": []}
+    try:
+        batched(engine, [group[: 2 * cores] for group in groups], 0.0)
+        for _ in range(rounds):
+            arms["workers"].append(batched(engine, groups, 0.0))
+            arms["naive, 1 thread"].append(naive.play(groups, 0.0))
+            torch.set_num_threads(cores)
+            arms["naive, all"].append(naive.play(groups, 0.0))
+            torch.set_num_threads(1)
+    finally:
+        engine.close()
+    print(f"\nwall time on {cores} cores, greedy\narm                wall s")
+    for name, played in arms.items():
+        print(f"{name:16s} {statistics.median(one.wall_s for one in played):8.2f}")
+    ours, one, every = arms.values()
+    return {
+        "cores": cores,
+        "same": sum(a == b for a, b in zip(ours[0].episodes, one[0].episodes, strict=True)),
+        "one_thread": _wall_ratio(ours, one),
+        "all_threads": _wall_ratio(ours, every),
+    }
+
+
+def _wall_ratio(ours: Sequence[Played], theirs: Sequence[Played]) -> float:
+    pairs = zip(ours, theirs, strict=True)
+    return round(statistics.median(b.wall_s / a.wall_s for a, b in pairs), 2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", type=int, default=64, help="of each environment")
@@ -273,6 +310,8 @@ def main() -> None:
     )
     refilled = [refill(engine, groups, temperature, options.rounds) for temperature in (0.0, 1.0)]
 
+    cores = on_all_cores(naive, groups, options.rounds)
+
     judged = tasks_of(environments, JUDGED // len(environments))
     print(f"\njudging {sum(map(len, judged))} tasks")
     print("temperature   wall s   cpu s   steps/s (cpu) successes")
@@ -290,6 +329,7 @@ def main() -> None:
         "steps_per_s": round(greedy["steps_per_s"]),
         "same_greedy_episodes": f"{greedy['same']:.0f}/{count}",
         "refilled": refilled,
+        "wall": cores,
         "judge_400_s": round(max(wall_s), 1),
         "load": round(os.getloadavg()[0], 1),
         "met": {

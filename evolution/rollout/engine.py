@@ -17,8 +17,9 @@ Covered: token-in, token-out generation with log-probabilities. Not covered: str
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -116,6 +117,9 @@ class RolloutEngine(ABC):
     most_at_once: int = ANY_NUMBER
     """Conversations that are worth playing together; fewer once memory has run out. Whoever
     plays may set it back."""
+    lanes: int = 1
+    """How many calls of ``ask`` it works on at a time, each with prompts whose keys are alike
+    modulo this number."""
     adapter_version: str
     """What ``load_adapter`` was last given; empty for the bare base model."""
 
@@ -129,6 +133,13 @@ class RolloutEngine(ABC):
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
         """Answer each prompt, in order."""
+
+    def ask(self, prompts: Sequence[Prompt], sampling: Sampling) -> Callable[[], list[Generation]]:
+        """``generate`` in two halves: what is returned waits for the answers.
+
+        An engine with one lane has nobody who could answer meanwhile, and answers then.
+        """
+        return partial(self.generate, prompts, sampling)
 
     @abstractmethod
     def close(self) -> None:

@@ -45,7 +45,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 from evolution.envs.catalogue import make
 from evolution.envs.environment import Environment, Example, SaysViolations, TakesVariants
@@ -60,6 +60,7 @@ from evolution.rollout.engine import (
     RolloutEngine,
     Sampling,
 )
+from evolution.rollout.environment_pool import EnvironmentPool
 from evolution.rollout.own_time import OwnTime
 from evolution.trajectory import Group, Step, Task, Trajectory
 from ops.logs.logger import get_logger
@@ -184,6 +185,10 @@ class _Episode:
         return self.task.environment, self.task.task_id
 
 
+_Answers = Callable[[], Iterator[tuple[_Episode, Generation]]]
+"""Waits for the engine; then an episode with its answer, one after the other."""
+
+
 def run_episodes(
     engine: RolloutEngine,
     tasks: Sequence[Task],
@@ -210,31 +215,28 @@ def run_episodes(
     """
     sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     if any(task.environment.startswith(HARNESS) for task in tasks):
+        by_turns = partial(
+            run_episodes,
+            engine,
+            temperature=temperature,
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+            round_index=round_index,
+            try_s=try_s,
+            make_environment=make_environment,
+            apart=apart,
+            max_tokens=max_tokens,
+        )
 
-        def by_turns(asked: Sequence[Task], own_keys: Sequence[int]) -> EpisodeBatch:
-            return run_episodes(
-                engine,
-                asked,
-                temperature=temperature,
-                seed=seed,
-                keys=own_keys,
-                max_new_tokens=max_new_tokens,
-                batch_size=batch_size,
-                round_index=round_index,
-                try_s=try_s,
-                make_environment=make_environment,
-                apart=apart,
-                max_tokens=max_tokens,
-            )
-
-        def by_itself(asked: Sequence[Task], own_keys: Sequence[int]) -> EpisodeBatch:
+        def by_itself(asked: Sequence[Task], *, keys: Sequence[int]) -> EpisodeBatch:
             environment = make_environment(asked[0].environment)
             if not isinstance(environment, PlaysItself):
                 raise RolloutError("a harness: environment does not play itself")
             return environment.play(
                 engine,
                 asked,
-                keys=own_keys,
+                keys=keys,
                 sampling=sampling,
                 batch_size=batch_size,
                 round_index=round_index,
@@ -250,25 +252,25 @@ def run_episodes(
         engine=engine,
         sampling=sampling,
         own_time=own_time,
-        pool=_Pool(make_environment, own_time),
+        pool=EnvironmentPool(make_environment, own_time),
         round=round_index,
         room=min(engine.context_limit - max_new_tokens, (max_tokens or engine.context_limit) - 1),
     )
-    waiting = deque(episodes)
-    seats: list[_Episode] = []
+    # A lane for each part of the engine: environments step in one while others are answered.
+    lanes = deque(
+        _lane(
+            table,
+            deque(episode for episode in episodes if episode.key % engine.lanes == lane),
+            size=-(-batch_size // engine.lanes),
+            apart=apart,
+        )
+        for lane in range(engine.lanes)
+    )
     try:
-        while True:
-            size = min(batch_size, _most_at_once(engine, seats, apart=apart))
-            seats, joined = _seated(seats, waiting, size=size, apart=apart)
-            if not seats:
-                break
-            table.begin(joined)
-            # Who is over before its first turn leaves its seat to another before the batch plays.
-            if not any(episode.over for episode in joined):
-                table.play_turn(seats)
-            for episode in seats:
-                if episode.over:
-                    table.leave(episode)
+        while lanes:
+            lane = lanes.popleft()
+            if next(lane, None) is not None:
+                lanes.append(lane)
     finally:
         table.pool.close()
         own_time.close()
@@ -281,7 +283,29 @@ def run_episodes(
     )
 
 
-_Tries = Callable[[Sequence[Task], Sequence[int]], EpisodeBatch]
+def _lane(
+    table: _Table, waiting: deque[_Episode], *, size: int, apart: bool
+) -> Iterator[Literal[True]]:
+    """Play what waits, ``size`` at once; says so whenever it has asked for answers."""
+    seats: list[_Episode] = []
+    while True:
+        room = min(size, _most_at_once(table.engine, seats, apart=apart))
+        seats, joined = _seated(seats, waiting, size=room, apart=apart)
+        if not seats:
+            return
+        table.begin(joined)
+        # Who is over before its first turn leaves its seat to another before the batch plays.
+        if not any(episode.over for episode in joined):
+            answers = table.ask(seats)
+            yield True
+            table.play_turn(seats, answers)
+        for episode in seats:
+            if episode.over:
+                table.leave(episode)
+
+
+class _Tries(Protocol):
+    def __call__(self, asked: Sequence[Task], /, *, keys: Sequence[int]) -> EpisodeBatch: ...
 
 
 def _by_who_plays(
@@ -296,7 +320,7 @@ def _by_who_plays(
     parts = []
     for who, own in sorted(places.items(), reverse=True):
         play = by_itself if who else by_turns
-        parts.append(play([tasks[place] for place in own], [keys[place] for place in own]))
+        parts.append(play([tasks[place] for place in own], keys=[keys[place] for place in own]))
         for place, played in zip(own, parts[-1].tries, strict=True):
             tries[place] = played
     return EpisodeBatch(
@@ -337,44 +361,6 @@ def _seated(
     return [episode for episode in (*taken, *new) if episode is not None], joined
 
 
-class _Pool:
-    """Environments that no episode is being played in, by name."""
-
-    def __init__(self, make_environment: Callable[[str], Environment], own_time: OwnTime) -> None:
-        self._make = make_environment
-        self._own_time = own_time
-        self._free: dict[str, list[Environment]] = {}
-
-    def lend(self, episode: _Episode) -> None:
-        free = self._free.get(episode.task.environment)
-        name = episode.task.environment
-        episode.environment = (
-            free.pop(0) if free else self._own_time.call(episode.key, self._make, name)
-        )
-
-    def take_back(self, episode: _Episode) -> None:
-        environment, episode.environment = episode.environment, None
-        if environment is None:
-            return
-        if episode.failed:
-            # What a failure left in it must not reach the next task.
-            self._own_time.unheard(_close, episode.task.environment, environment)
-        else:
-            self._free.setdefault(episode.task.environment, []).append(environment)
-
-    def close(self) -> None:
-        for name, free in self._free.items():
-            for environment in free:
-                self._own_time.unheard(_close, name, environment)
-
-
-def _close(name: str, environment: Environment) -> None:
-    try:
-        environment.close()
-    except Exception as error:  # noqa: BLE001  # foreign code; its episodes are over already
-        _log.warning("environment_not_closed", environment=name, error=type(error).__name__)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Table:
     """What episodes are played with."""
@@ -382,7 +368,7 @@ class _Table:
     engine: RolloutEngine
     sampling: Sampling
     own_time: OwnTime
-    pool: _Pool
+    pool: EnvironmentPool
     round: int
     room: int
     """Most tokens before an answer."""
@@ -390,7 +376,7 @@ class _Table:
     def begin(self, joined: Sequence[_Episode]) -> None:
         """Start episodes, up to the agent's first turn."""
         for episode in joined:
-            _guarded(episode, self.pool.lend, episode)
+            _guarded(episode, _sit_down, self.pool, episode)
         begun = [
             (episode, partial(_begin, _environment_of(episode), episode.task))
             for episode in joined
@@ -400,12 +386,21 @@ class _Table:
             _guarded(episode, _take_first, self.engine, episode, first)
         self._end_without_room(joined)
 
-    def play_turn(self, seats: Sequence[_Episode]) -> None:
-        """Have the agent answer in every episode, and the environments answer the agent."""
+    def ask(self, seats: Sequence[_Episode]) -> _Answers:
+        """Have the agent begin to answer in every episode; what is returned waits for it."""
         require_wanted()
         require_time()
+        prompts = [Prompt(key=e.key, token_ids=e.history + e.context) for e in seats]
+        try:
+            asked = self.engine.ask(prompts, self.sampling)
+        except Exception:  # noqa: BLE001  # it fails again where answers are waited for
+            asked = partial(self.engine.generate, prompts, self.sampling)
+        return partial(_answers, self.engine, seats, prompts, asked, self.sampling)
+
+    def play_turn(self, seats: Sequence[_Episode], answers: _Answers) -> None:
+        """Have the environments answer the agent."""
         moves: list[tuple[_Episode, Callable[[], _Stepped]]] = []
-        for episode, answer in _answers(self.engine, seats, self.sampling):
+        for episode, answer in answers():
             _guarded(episode, _move, self.engine, episode, answer, moves)
         for episode, stepped in _asked(moves, self.own_time):
             _guarded(episode, _take_step, self.engine, episode, stepped)
@@ -413,7 +408,11 @@ class _Table:
 
     def leave(self, episode: _Episode) -> None:
         """Note what an episode came to, and let go of what it was played with."""
-        self.pool.take_back(episode)
+        if episode.environment is not None:
+            self.pool.take_back(
+                episode.task.environment, episode.environment, failed=episode.failed
+            )
+            episode.environment = None
         if not episode.failed:
             helped = episode.task.scaffold
             episode.trajectory = Trajectory(
@@ -438,13 +437,16 @@ class _Table:
 
 
 def _answers(
-    engine: RolloutEngine, seats: Sequence[_Episode], sampling: Sampling
+    engine: RolloutEngine,
+    seats: Sequence[_Episode],
+    prompts: Sequence[Prompt],
+    asked: Callable[[], list[Generation]],
+    sampling: Sampling,
 ) -> Iterator[tuple[_Episode, Generation]]:
     """The next answer of each episode; those that the engine cannot answer are dropped."""
-    prompts = [Prompt(key=e.key, token_ids=e.history + e.context) for e in seats]
     answers: list[Any] = [None] * len(seats)
     try:
-        answers = list(engine.generate(prompts, sampling))
+        answers = list(asked())
     except PartlyAnsweredError as error:
         answers = list(error.answers)
         _log.warning("batch_not_answered", episodes=answers.count(None))
@@ -487,6 +489,10 @@ def _asked(
             episode,
             partial(own_time.call, episode.key, act) if future is None else future.result,
         )
+
+
+def _sit_down(pool: EnvironmentPool, episode: _Episode) -> None:
+    episode.environment = pool.lend(episode.key, episode.task.environment)
 
 
 def _begin(environment: Environment, task: Task) -> tuple[str, str, tuple[Example, ...]]:

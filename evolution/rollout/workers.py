@@ -1,7 +1,8 @@
 """The rollout engine of several processes on one machine, each with its own copy of the model.
 
 A conversation belongs to the worker with the number key modulo workers, so its key/value cache is
-where its next turn is played. Environments stay in the parent. Invariants:
+where its next turn is played. Environments stay in the parent, and step while other workers answer:
+each worker is a lane (``engine.py``). Invariants:
 
 1. A draw depends on seed, key and position (``sampling.py``): the same conversations come out
    whatever the number of workers, up to rounding.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -87,7 +88,7 @@ class WorkerEngine(RolloutEngine):
         self._made = _Made(
             base_dir=str(base_dir), alpha=alpha, dtype=dtype, threads=threads, device=device
         )
-        self._count = workers
+        self.lanes = self._count = workers
         self._loaded: tuple[str, str, bytes] = ("load", "", save({}))
         """What the workers play with: what another one in their place is told."""
         self._workers = [self._start(place) for place in range(workers)]
@@ -109,7 +110,7 @@ class WorkerEngine(RolloutEngine):
         content = save({name: np.ascontiguousarray(t) for name, t in tensors.items()})
         message = ("load", version, content)
         try:
-            self._all([message] * self._count)
+            self._told([message] * self._count)()
         except RolloutWorkerError:
             # Some may hold the new adapter and some the old one: all begin again with the old one.
             for worker in self._workers:
@@ -124,6 +125,14 @@ class WorkerEngine(RolloutEngine):
         Raises:
             RolloutWorkerError: A worker died or failed.
         """
+        return self.ask(prompts, sampling)()
+
+    def ask(self, prompts: Sequence[Prompt], sampling: Sampling) -> Callable[[], list[Generation]]:
+        """Send prompts to the workers that they belong to; what is returned waits for the answers.
+
+        Raises:
+            RolloutWorkerError: There are no workers. That one died or failed is raised later.
+        """
         self._replace_dead()
         rows: list[list[int]] = [[] for _ in range(self._count)]
         for row, prompt in enumerate(prompts):
@@ -134,12 +143,16 @@ class WorkerEngine(RolloutEngine):
             else None
             for mine, how in zip(rows, [_plain(sampling)] * len(rows), strict=True)
         ]
-        answered = self._all(asked)
-        found: dict[int, Generation] = {}
-        for mine, answers in zip(rows, answered, strict=True):
-            for row, (token_ids, logprobs, ended) in zip(mine, answers, strict=True):
-                found[row] = Generation(token_ids=token_ids, logprobs=logprobs, ended=ended)
-        return [found[row] for row in range(len(prompts))]
+        waited = self._told(asked)
+
+        def answers() -> list[Generation]:
+            found: dict[int, Generation] = {}
+            for mine, answered in zip(rows, waited(), strict=True):
+                for row, (token_ids, logprobs, ended) in zip(mine, answered, strict=True):
+                    found[row] = Generation(token_ids=token_ids, logprobs=logprobs, ended=ended)
+            return [found[row] for row in range(len(prompts))]
+
+        return answers
 
     def close(self) -> None:
         """End the workers."""
@@ -162,25 +175,30 @@ class WorkerEngine(RolloutEngine):
         for place in dead:
             self._workers[place].receive(_READY_S)
 
-    def _all(self, messages: Sequence[tuple[Any, ...] | None]) -> list[Any]:
-        """Ask workers, then wait for every one asked: none keeps an answer nobody waits for.
+    def _told(self, messages: Sequence[tuple[Any, ...] | None]) -> Callable[[], list[Any]]:
+        """Ask workers; what is returned waits for every one asked.
 
         A worker whose message is None is left alone; its answer is an empty list.
         """
         if len(messages) != len(self._workers):
             raise RolloutWorkerError("the workers have ended")
-        for worker, message in zip(self._workers, messages, strict=True):
+        told = list(zip(self._workers, messages, strict=True))
+        for worker, message in told:
             if message is not None:
                 worker.send(message)
-        answers: list[Any] = []
-        errors = []
-        for worker, message in zip(self._workers, messages, strict=True):
-            try:
-                answers.append([] if message is None else worker.receive(_ANSWER_S))
-            except RolloutError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+
+        def answers() -> list[Any]:
+            found: list[Any] = []
+            errors = []
+            for worker, message in told:
+                try:
+                    found.append([] if message is None else worker.receive(_ANSWER_S))
+                except RolloutError as error:
+                    errors.append(error)
+            if errors:
+                raise errors[0]
+            return found
+
         return answers
 
 
@@ -195,17 +213,25 @@ class _Worker:
         )
         self._process.start()
         theirs.close()
+        self._owed = 1
+        """Answers that nobody has waited for; the first says that it has started."""
 
     @property
     def alive(self) -> bool:
         return self._process.is_alive() and not self._pipe.closed
 
     def send(self, message: tuple[Any, ...]) -> None:
+        while self._owed and self.alive:
+            # Whoever asked for it has given up: it must not be taken for the next one.
+            with suppress(RolloutError):
+                self.receive(_ANSWER_S)
+        self._owed += 1
         # A dead worker is told apart where its answer is waited for.
         with suppress(OSError):
             self._pipe.send(message)
 
     def receive(self, timeout_s: float) -> Any:
+        self._owed -= 1
         try:
             answered = self._pipe.poll(timeout_s)
             kind, value = self._pipe.recv() if answered else ("late", "")

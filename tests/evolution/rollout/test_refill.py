@@ -102,6 +102,51 @@ def test_tasks_that_are_played_apart_never_share_a_batch():
     assert any(len({key // 3 for key in keys}) == 2 for keys in together)
 
 
+class InTwo(Noting):
+    """Two lanes; notes what it is asked, and when its answers are waited for."""
+
+    lanes = 2
+
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def ask(self, prompts, sampling):
+        (lane,) = {prompt.key % 2 for prompt in prompts}
+        self.events.append(("asked", lane))
+        answers = super().ask(prompts, sampling)
+
+        def waited():
+            self.events.append(("waited", lane))
+            return answers()
+
+        return waited
+
+
+def test_while_environments_of_one_lane_step_the_other_lane_is_answered():
+    engine = InTwo()
+
+    class Steps(Ragged):
+        def step(self, action):
+            engine.events.append(("stepped", self.task_id % 2))
+            return super().step(action)
+
+    batch = run_episodes(
+        engine, TASKS, temperature=0.0, seed=0, make_environment=lambda _: Steps(), batch_size=5
+    )
+    expected, _, _ = played()
+    assert batch.trajectories == expected.trajectories
+    # Five seats, rounded up, are three of each lane.
+    assert [len(keys) for keys in engine.batches[:2]] == [3, 3]
+    out, alone = [0, 0], 0
+    for event, lane in engine.events:
+        out[lane] += {"asked": 1, "waited": -1}.get(event, 0)
+        assert max(out) <= 1
+        alone += event == "stepped" and not out[1 - lane]
+    # Of 29 steps only those of the longest lane, when the other one has ended.
+    assert 0 < alone < 10
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_real_episodes_of_unlike_length_are_those_of_waves(tiny_base, temperature):
     """The cache takes in who joins: refilled, in waves and alone the same tokens come out."""

@@ -48,6 +48,13 @@ def test_workers_play_the_same_episodes_and_come_back_after_a_death(tiny_base):
             assert (a.task, a.token_ids, a.adapter_sha256) == (b.task, b.token_ids, "v1")
             assert np.allclose(a.logprobs, b.logprobs, atol=1e-5)
 
+        # An answer that nobody waited for is not taken for the next one.
+        prompt = Prompt(key=0, token_ids=[5, 6])
+        sampling = Sampling(temperature=0.0, max_new_tokens=3, seed=0)
+        (answer,) = two.generate([prompt], sampling)
+        two.ask([Prompt(key=2, token_ids=[9, 9, 9])], sampling)
+        assert two.generate([prompt], sampling) == [answer]
+
         name = next(iter(adapter))
         with pytest.raises(AdapterLoadError, match="pair"):
             two.load_adapter("bad", {name: adapter[name]})

@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from evolution.rollout.engine import Generation
+from tests.kit.evolution.plain_engine import PlainEngine
 
 COLOURS = ("red", "green", "blue")
 
@@ -35,7 +36,7 @@ class Colour:
         return ("well said" if right else self.see()), reward, right
 
 
-class Engine:
+class Engine(PlainEngine):
     """Plays by a function from the conversation's text to the next action."""
 
     context_limit = 1_000_000

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from evolution.envs.environment import Environment
 from evolution.rollout.engine import Generation
 from evolution.trajectory import Task
+from tests.kit.evolution.plain_engine import PlainEngine
 
 BAD = 5
 TASKS = [Task(environment="frail", task_id=index) for index in range(12)]
@@ -50,7 +51,7 @@ class Frail(Environment):
         self.meet("close")
 
 
-class Engine:
+class Engine(PlainEngine):
     """Answers every prompt with its conversation's task, and keeps count."""
 
     context_limit = 1000

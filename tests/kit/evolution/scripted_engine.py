@@ -6,12 +6,14 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from functools import partial
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from evolution.rollout.conversation import ChatFormat
 from evolution.rollout.engine import ANY_NUMBER, Generation
+from tests.kit.evolution.plain_engine import PlainEngine
 
 PLAIN = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -70,6 +72,9 @@ class Recorded:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
+    def ask(self, prompts, sampling):
+        return partial(self.generate, prompts, sampling)
+
     def generate(self, prompts, sampling):
         self.threads.add(threading.get_ident())
         time.sleep(0.0 if self.sizes else self._first_s)
@@ -80,7 +85,7 @@ class Recorded:
         return answers
 
 
-class ScriptedEngine:
+class ScriptedEngine(PlainEngine):
     """Says one text after the other in each conversation; a callable is asked with the prompt."""
 
     adapter_version = "a" * 64
