@@ -82,6 +82,8 @@ class BabyAI(ScriptedEnvironment):
     def __init__(self) -> None:
         self._worlds: dict[str, Any] = {}
         self._world: Any = None
+        self._view: Any = None
+        """What the agent sees: kinds, colours and states of the cells before it."""
         self._bot: Any = None
         self._bot_step = 0
         self._bot_choice = 0
@@ -106,7 +108,8 @@ class BabyAI(ScriptedEnvironment):
         self._world = self._worlds[label]
         seed = int(task_rng(self.name, task_id).integers(2**31))
         with _quiet():
-            self._world.reset(seed=seed)
+            seen, _ = self._world.reset(seed=seed)
+        self._view = seen["image"]
         self._bot = None
         self._solved = False
         self._step = 0
@@ -127,7 +130,8 @@ class BabyAI(ScriptedEnvironment):
         known = wanted in _ACTIONS
         if known:
             self._last_action = _ACTIONS.index(wanted)
-            _, reward, ended, _, _ = self._world.step(self._last_action)
+            seen, reward, ended, _, _ = self._world.step(self._last_action)
+            self._view = seen["image"]
         else:
             self._bot = None
         self._solved = reward > 0
@@ -181,7 +185,7 @@ class BabyAI(ScriptedEnvironment):
         self._over = True
 
     def _observe(self) -> str:
-        view = self._world.gen_obs()["image"]
+        view = self._view
         things: list[tuple[int, int, int, str]] = []
         for column in range(_VIEW):
             for row in range(_VIEW):
