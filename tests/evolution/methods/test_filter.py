@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from evolution.envs import catalogue
-from evolution.envs.environment import Environment
 from evolution.envs.tasks import Split
 from evolution.methods.evolver import Assignment, Evaluation, EvolveSettings, Work
 from evolution.model.lora import initial_adapter
 from evolution.trajectory import Step, Task, Trajectory
 from federation.plan.recipe import FED_SE, PartChoice, PartsSection, recipe_of
+from tests.kit.evolution.coin import Coin
 from tests.kit.evolution.silos import silos
 
 RANK, ALPHA = 4, 8.0
@@ -21,33 +21,24 @@ SETTINGS = EvolveSettings(
 )
 
 
-class Rare(Environment):
+class Rare(Coin):
     """Solved by an answer that begins with one of a few letters; most answers are wrong.
 
     Its rewards say the opposite of its verdict, so whoever compares rewards keeps failures.
     """
 
     name = family = "rare"
-    max_steps = 1
-    labels = ("even", "odd")
     right = "cdi"
 
-    @property
-    def instruction(self):
-        return "craft the goal item ."
-
-    def reset(self, task_id):
-        return f"goal plank . have {task_id % 10} log .", {}
-
     def step(self, action):
-        solved = action[:1] in tuple(self.right)
-        return "done .", 0.0 if solved else 1.0, True, False, {"solved": solved}
+        seen, _, over, cut, info = super().step(action)
+        return seen, 0.0 if info["solved"] else 1.0, over, cut, info
 
-    def success(self, info):
-        return info["solved"]
+    def side(self, letter):
+        return letter in self.right
 
 
-class Turning(Rare):
+class Turning(Coin):
     """Two kinds of tasks, told apart by what is seen, that want different answers.
 
     ``phase`` is the kind that is explored: the even tasks first, the odd ones later.
