@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from fractions import Fraction
+from math import comb
 
 from tests.kit.paths import ROOT
 
@@ -42,3 +44,22 @@ def test_scaling():
         assert figures[f"client_peak_mib_{suite}"] > 0
         assert figures[f"server_peak_mib_{suite}"] > 0
         assert figures[f"r1_total_bytes_{suite}"] > 0
+
+
+def chance(n, k, marked, least):
+    """That so many of k neighbours, drawn from n - 1 silos, are marked ones."""
+    ways = sum(comb(marked, x) * comb(n - 1 - marked, k - x) for x in range(max(least, 0), k + 1))
+    return Fraction(ways, comb(n - 1, k))
+
+
+def test_more_silos_than_a_cohort_may_have_and_the_neighbours_they_would_need():
+    figures = _run("secagg_beyond.py")
+    assert figures["square"]["40"]["silo_mib"] > 5 * figures["square"]["5"]["silo_mib"]
+
+    def enough(k, t):
+        told, short = chance(40, k, 12, 2 * t - k), chance(40, k, 4, k - t + 1)
+        return 40 * told <= Fraction(1, 2**40) and 40 * short <= Fraction(1, 2**20)
+
+    found = figures["neighbours"]["40,12"]
+    assert enough(found["k"], found["t"])
+    assert not any(enough(found["k"] - 1, t) for t in range(found["k"] // 2 + 1, found["k"]))
