@@ -257,14 +257,15 @@ def run_episodes(
         room=min(engine.context_limit - max_new_tokens, (max_tokens or engine.context_limit) - 1),
     )
     # A lane for each part of the engine: environments step in one while others are answered.
+    count = engine.lanes if batch_size >= engine.lanes else 1
     lanes = deque(
         _lane(
             table,
-            deque(episode for episode in episodes if episode.key % engine.lanes == lane),
-            size=-(-batch_size // engine.lanes),
+            deque(episode for episode in episodes if episode.key % count == lane),
+            size=(batch_size + lane) // count,
             apart=apart,
         )
-        for lane in range(engine.lanes)
+        for lane in range(count)
     )
     try:
         while lanes:

@@ -136,8 +136,8 @@ def test_while_environments_of_one_lane_step_the_other_lane_is_answered():
     )
     expected, _, _ = played()
     assert batch.trajectories == expected.trajectories
-    # Five seats, rounded up, are three of each lane.
-    assert [len(keys) for keys in engine.batches[:2]] == [3, 3]
+    # No more than five at once in all.
+    assert [len(keys) for keys in engine.batches[:2]] == [2, 3]
     out, alone = [0, 0], 0
     for event, lane in engine.events:
         out[lane] += {"asked": 1, "waited": -1}.get(event, 0)
@@ -202,3 +202,12 @@ def test_a_conversation_that_joins_costs_the_others_nothing(tiny_base):
             [Prompt(key=key, token_ids=histories[key])], sampling
         )
         assert together[key].token_ids == alone.token_ids
+
+
+def test_one_at_a_time_is_one_at_a_time_whatever_the_lanes():
+    engine = InTwo()
+    run_episodes(
+        engine, TASKS, temperature=0.0, seed=0, make_environment=lambda _: Ragged(), batch_size=1
+    )
+    events = [event for event, _ in engine.events]
+    assert events == ["asked", "waited"] * sum(LENGTHS)
