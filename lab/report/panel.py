@@ -20,8 +20,10 @@ interval is all there is.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +31,7 @@ from statistics import mean
 from typing import Any, Final
 
 from federation.errors import AdviceError
-from federation.selection.decided import read_decisions
+from federation.selection.decided import Decided, read_decisions
 from lab.report.by_task import ByTask, TaskInterval
 from lab.report.errors import ReportError, UnpairedError
 from lab.report.interval import SeedSpread, over_seeds
@@ -48,6 +50,9 @@ __all__ = [
     "replayed",
 ]
 
+DECISIONS: Final = "decisions.jsonl"
+PACKED_DECISIONS: Final = f"{DECISIONS}.gz"
+"""Of all runs, beside packed results."""
 MARGIN: Final = 2.0
 """Points."""
 CANDIDATES: Final = ("constant", "schedule")
@@ -193,20 +198,31 @@ def chosen(panel: Panel, kind: str) -> str:
     return min(near, key=lambda name: (of(name, "hours"), of(name, "up_mb"), name))
 
 
-def replayed(directory: Path, panel_rounds: Mapping[tuple[str, int], int]) -> Replayed:
-    """Make every decision of these runs again, each of so many rounds."""
+def replayed(
+    directory: Path, experiment: str, panel_rounds: Mapping[tuple[str, int], int]
+) -> Replayed:
+    """Make every decision of these runs again, each of so many rounds.
+
+    Raises:
+        ReportError: The packed decisions cannot be read.
+    """
+    packed = directory / PACKED_DECISIONS
+    kept = _by_run(packed) if packed.exists() else None
     equal, other = 0, []
     for (setting, seed), rounds in sorted(panel_rounds.items()):
-        path = directory / "runs" / f"{setting}-{seed}" / "decisions.jsonl"
         seen = []
         try:
-            with path.open("rb") as lines:
-                for decided in read_decisions(lines):
-                    seen.append(decided.round)
-                    if asyncio.run(decided.again()) == decided.choice:
-                        equal += 1
-                    else:
-                        other.append(f"{setting} seed {seed} round {decided.round}")
+            if kept is not None:
+                recorded = kept.get(f"{experiment}-{setting}-{seed}", [])
+            else:
+                path = directory / "runs" / f"{setting}-{seed}" / DECISIONS
+                recorded = list(read_decisions(path.read_bytes().splitlines()))
+            for decided in recorded:
+                seen.append(decided.round)
+                if asyncio.run(decided.again()) == decided.choice:
+                    equal += 1
+                else:
+                    other.append(f"{setting} seed {seed} round {decided.round}")
         except (OSError, AdviceError) as error:
             other.append(f"{setting} seed {seed}: {error}")
             continue
@@ -230,7 +246,7 @@ def render_panel(
     rounds = {
         (run.setting, run.seed): run.rounds for run in load_results([directory]).experiments[0].runs
     }
-    again = replayed(directory, rounds)
+    again = replayed(directory, panel.name, rounds)
     missing = _missing(panel, planned or {}, constant=constant, schedule=schedule)
     lines = [
         f"## {panel.name}",
@@ -286,6 +302,17 @@ def render_panel(
     }
     lines += ["```", json.dumps(figures, sort_keys=True, allow_nan=False), "```", ""]
     return "\n".join(lines)
+
+
+def _by_run(path: Path) -> dict[str, list[Decided]]:
+    found: dict[str, list[Decided]] = {}
+    try:
+        with gzip.open(path) as lines:
+            for decided in read_decisions(lines):
+                found.setdefault(decided.run_id, []).append(decided)
+    except (OSError, EOFError, zlib.error, AdviceError) as error:
+        raise ReportError(f"{path}: {error}") from error
+    return found
 
 
 def _figures(

@@ -1,6 +1,8 @@
 """The panel of orchestration: what the tuning chooses, and what the tables and the line say."""
 
+import gzip
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -27,13 +29,13 @@ def simulated(hours, **changes):
     return usual | changes
 
 
-def decisions(setting_name, seed):
+def decisions(run_id, seed):
     """Of a real run of rounds in which everybody answers."""
     rounds = Orchestrator(
         OrchestrationTable(
             selection=SelectionSection(policy="random", count=3), quorum=3, liars=0, silent=0
         ),
-        run_id=f"{setting_name}-{seed}", sha256="ab" * 32, seed=seed, rounds=ROUNDS,
+        run_id=run_id, sha256="ab" * 32, seed=seed, rounds=ROUNDS,
         families={f"silo-{k}": ("craft",) for k in range(4)},
         sizes={f"silo-{k}": 9 for k in range(4)}, most_tries=4,
     )  # fmt: skip
@@ -62,7 +64,7 @@ def results(directory, runs, experiment="agentic"):
         lines.append(run_line(name, seed, experiment, rounds=ROUNDS))
         kept = directory / "runs" / f"{name}-{seed}"
         kept.mkdir(parents=True)
-        (kept / "decisions.jsonl").write_text(decisions(name, seed))
+        (kept / "decisions.jsonl").write_text(decisions(f"{experiment}-{name}-{seed}", seed))
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (directory / "results.jsonl").write_text(text)
     return directory
@@ -180,6 +182,21 @@ def test_a_decision_that_does_not_follow_is_found(panel, tuning):
         assert line_of(render_panel(panel, tuning))["replay_equal"] is False
     path.unlink()
     assert line_of(render_panel(panel, tuning))["replay_equal"] is False
+
+
+def test_packed_decisions_are_made_again_too(panel, tuning):
+    files = sorted(panel.glob("runs/*/decisions.jsonl"))
+    lines = [line for path in files for line in path.read_bytes().splitlines(keepends=True)]
+    shutil.rmtree(panel / "runs")
+    packed = panel / "decisions.jsonl.gz"
+    for kept, equal in ((lines, True), (lines[1:], False)):
+        packed.write_bytes(gzip.compress(b"".join(kept)))
+        figures = line_of(render_panel(panel, tuning))
+        assert (figures["replay_equal"], figures["decisions"] >= 7 * ROUNDS) == (equal, True)
+    for content in (gzip.compress(b"nothing\n"), packed.read_bytes()[:-20], b"nothing"):
+        packed.write_bytes(content)
+        with pytest.raises(ReportError, match="decisions"):
+            render_panel(panel, tuning)
 
 
 def test_the_commands(panel, tuning, tmp_path):
