@@ -309,7 +309,7 @@ experiments-agentic: setup
 
 agentic-report: setup
 	$(BIN)/chorale-lab panel report $(EXPERIMENTS)/agentic --tuning $(EXPERIMENTS)/agentic-tuning \
-	  --out $(EXPERIMENTS)/agentic.md
+	  --out $(EXPERIMENTS)/agentic.md --picture $(EXPERIMENTS)/agentic.png
 
 .PHONY: test-vllm test-environments
 # Against a real vLLM server on the CPU, and real environment packages, in environments of their own.

@@ -52,6 +52,9 @@ def report_panel(
     out: Annotated[
         Path | None, typer.Option(help="File to write; standard output if not given.")
     ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="PNG to draw: differences to the chosen constant.")
+    ] = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Tables with intervals, every decision made again, and the line of figures.
@@ -65,7 +68,8 @@ def report_panel(
         from lab.experiment.errors import ExperimentError
         from lab.experiment.results import SNAPSHOT
         from lab.report.errors import ReportError
-        from lab.report.panel import render_panel
+        from lab.report.panel import CANDIDATES, chosen, load_panel, render_panel
+        from lab.report.panel_picture import draw_panel
 
         try:
             planned = load_experiment(directory / SNAPSHOT)
@@ -81,6 +85,9 @@ def report_panel(
         else:
             out.write_text(text, encoding="utf-8")
             show_result(output, f"wrote {out}")
+        if picture is not None:
+            draw_panel(load_panel(directory), chosen(load_panel(tuning), CANDIDATES[0]), picture)
+            show_result(output, f"drew {picture}")
         if '"replay_equal": true' not in text:
             raise CommandError(
                 "decisions do not follow from what was recorded, or are missing",

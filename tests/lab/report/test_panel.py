@@ -206,9 +206,11 @@ def test_the_commands(panel, tuning, tmp_path):
     (panel / "experiment.toml").write_text(HEAD + SILOS + setting("deev", "fedse"))
     out = tmp_path / "agentic.md"
     words = ["panel", "report", str(panel), "--tuning", str(tuning), "--out", str(out)]
-    said = CliRunner().invoke(app, words)
+    picture = tmp_path / "agentic.png"
+    said = CliRunner().invoke(app, [*words, "--picture", str(picture)])
     assert said.exit_code == 0, said.output
     assert "deev: seeds 0" in out.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")
     (panel / "runs" / "advised-count-2" / "decisions.jsonl").unlink()
     said = CliRunner().invoke(app, words)
     assert said.exit_code == 1
