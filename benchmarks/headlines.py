@@ -73,6 +73,27 @@ def fedagent() -> dict[str, float]:
     }
 
 
+def agentic() -> dict[str, float]:
+    """agentic.md: the adviser's difference to the constant, in points of success and in hours."""
+    constant, advised = "constant-k12-d120", "advised-count"
+    with gzip.open(DATA / "agentic" / "results.jsonl.gz", "rt") as lines:
+        seconds = {
+            (row["setting"], row["seed"], row["round"]): row["simulated"]["seconds"]
+            for row in map(json.loads, lines)
+            if row["kind"] == "round"
+        }
+    hours = {
+        name: sum(took for (setting, *_), took in seconds.items() if setting == name) / 3600
+        for name in (constant, advised)
+    }
+    seeds = {seed for (seed,) in rates("agentic", advised, "seed")}
+    return {
+        "success": over("agentic", advised, "seed", "environment", silo=-1)
+        - over("agentic", constant, "seed", "environment", silo=-1),
+        "hours": (hours[advised] - hours[constant]) / len(seeds),
+    }
+
+
 def served(setting: str) -> dict[tuple[Any, ...], str]:
     """poisoning.md: outcomes at temperature 1 by seed, environment and label.
 
@@ -128,4 +149,5 @@ if __name__ == "__main__":
         "fedagent": fedagent(),
     }
     pages["poisoning"] = poisoning()
+    pages["agentic"] = agentic()
     sys.stdout.write(json.dumps(rounded({"fedse": fedse(), **pages})) + "\n")

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from lab.experiment.config import load_experiment
 from lab.report.markdown import render
+from lab.report.panel import render_panel
 from lab.report.pooled import pooled
 from lab.report.report import Choices, build_report
 from lab.report.results import load_results
@@ -27,10 +29,13 @@ CHOICES = {
     "poisoning": Choices(reference="groups-guard (personal)"),
 }
 """By what the names of a page's experiments begin with; the longest name that fits counts."""
+PANEL = "agentic"
+"""A page whose tables are another command's."""
 
 
 def page_of(path):
-    return max((name for name in CHOICES if path.name.startswith(name)), key=len, default=None)
+    pages = [name for name in (*CHOICES, PANEL) if path.name.startswith(name)]
+    return max(pages, key=len, default=None)
 
 
 def reported(name):
@@ -80,6 +85,30 @@ def test_what_an_attack_changes_is_that_of_a_second_script(recomputed):
         for attack, cell in zip(("flip", "backdoor", "drift"), row.split("|"), strict=True):
             said = [float(n) for n in re.findall(r"[-+][\d.]+", cell.replace("−", "-"))]
             assert said == pytest.approx(recomputed["poisoning"][f"{kept}-{attack}"], abs=0.06)
+
+
+def test_the_panel_is_that_of_its_rows_and_every_decision_comes_out_again(recomputed):
+    kept = PAGES / "data" / PANEL
+    planned = load_experiment(kept / "experiment.toml")
+    fresh = render_panel(
+        kept,
+        PAGES / "data" / f"{PANEL}-tuning",
+        planned={row.name: planned.seeds for row in planned.setting},
+    )
+    assert (PAGES / f"{PANEL}-results.md").read_text() == fresh
+    (figures,) = [json.loads(line) for line in fresh.splitlines() if line.startswith("{")]
+    assert (figures["replay_equal"], figures["decisions"], figures["not_run"]) == (True, 492, [])
+    (said,) = lines_of(PANEL, '{"best_constant":')
+    found = figures["differences"]["advised-count"]
+    assert said == {
+        **{name: figures[name] for name in ("best_constant", "tuned_schedule")},
+        "advised_minus_constant": {
+            name: [round(end, 2) for end in found[name]] for name in ("success", "hours", "up_mb")
+        },
+        **{name: figures[name] for name in ("decisions", "replay_equal")},
+    }
+    for name, value in recomputed[PANEL].items():
+        assert found[name][0] == pytest.approx(value, abs=0.006)
 
 
 def lines_of(name, begins):
