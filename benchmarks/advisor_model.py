@@ -3,8 +3,9 @@
 The states are those of a federation of 25 simulated silos whose success follows a fixed curve
 (nothing is trained), or those that a run's decisions have recorded (``--decisions``). Each is asked
 as a coordinator would, with the product's conversation, judge and two corrections; no tools are
-offered, for so small a model calls none. Nothing holds the answers to the schema, as a server with
-constrained decoding would.
+offered, for so small a model calls none. A base in this process is not held to the schema; a server
+that takes ``response_format`` holds its model to it (``--endpoint``), and is asked as a coordinator
+asks it, by the product's own connection and within a time limit.
 
 Prints a line for each question and, as its last line, the figures as JSON: how many proposals were
 taken at once, after corrections, and not at all and why, with tokens and seconds.
@@ -13,14 +14,17 @@ taken at once, after corrections, and not at all and why, with tokens and second
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic import SecretStr
 
 from evolution.model.causal_lm import load_tokenizer
 from evolution.rollout.engine import Prompt, Sampling
@@ -34,6 +38,8 @@ from federation.selection.decided import read_decisions
 from lab.experiment.orchestration.consult import consult
 from lab.experiment.orchestration.orchestrator import Orchestrator, Tries
 from lab.experiment.tables import OrchestrationTable
+from server.advisor.consult import consult as endpoint_consult
+from server.advisor.endpoint import Endpoint
 
 SILOS: Final = 25
 ROUNDS: Final = 12
@@ -154,10 +160,28 @@ def figures_of(records: Sequence[AdviceRecord]) -> dict[str, Any]:
     }
 
 
+def asked(given: argparse.Namespace) -> tuple[Callable[[RoundState], AdviceRecord], str]:
+    """Who is asked, and what it is called."""
+    if given.endpoint is None:
+        model = Model(
+            given.base, device=given.device, threads=given.threads, most_tokens=given.most_tokens
+        )
+        return lambda state: consult(state, BUDGET, given.base.name, model), given.base.name
+    key = None if given.key_file is None else SecretStr(given.key_file.read_text().strip())
+    endpoint = Endpoint(given.endpoint, given.model, api_key=key)
+    return (
+        lambda state: asyncio.run(endpoint_consult(state, BUDGET, endpoint, given.model)),
+        given.model,
+    )
+
+
 def main() -> None:
     """Ask, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path, default=Path("bases/smollm2"))
+    parser.add_argument("--endpoint", help="http://127.0.0.1:PORT/v1 instead of the base here")
+    parser.add_argument("--model", default="base", help="what the endpoint calls it")
+    parser.add_argument("--key-file", type=Path, help="of the endpoint")
     parser.add_argument("--questions", type=int, default=50)
     parser.add_argument("--decisions", type=Path, help="a run's decisions.jsonl, in the place")
     parser.add_argument("--style", choices=("count", "silos"), default="count")
@@ -167,9 +191,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.questions < 1:
         parser.error("--questions: at least 1")
-    model = Model(
-        given.base, device=given.device, threads=given.threads, most_tokens=given.most_tokens
-    )
+    ask, name = asked(given)
     states = (
         simulated(given.questions, given.style)
         if given.decisions is None
@@ -177,13 +199,13 @@ def main() -> None:
     )
     records = []
     for state in itertools.islice(states, given.questions):
-        record = consult(state, BUDGET, given.base.name, model)
+        record = ask(state)
         records.append(record)
         what = "none" if record.result is None else record.result.model_dump_json(exclude_none=True)
         print(f"{len(records)}: {len(record.turns)} requests, {what[:160]}", flush=True)
     if not records:
         parser.error("there are no states")
-    print(json.dumps({"base": given.base.name, "style": given.style, **figures_of(records)}))
+    print(json.dumps({"model": name, "style": given.style, **figures_of(records)}))
 
 
 if __name__ == "__main__":

@@ -197,6 +197,9 @@ class CoordinatorConfig(BaseSettings):
     whose ``[selection] policy`` is ``advised``. Plain HTTP to loopback alone."""
     advisor_model: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """What the endpoint calls the model; needed with ``advisor_url``."""
+    advisor_tools: bool = True
+    """Whether the endpoint takes tools, by which a model looks up what it wants to know; false for
+    a server that refuses them, whose model is then shown everything at once."""
     advisor_key_file: Path | None = None
     """Its first line is the endpoint's API key; a relative path is below the data directory."""
     _data_dir: Path = PrivateAttr(default=Path())

@@ -13,10 +13,9 @@ import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
-from pydantic import SecretStr
 
 from chorale.v1 import admin_pb2_grpc, membership_pb2_grpc, round_pb2_grpc
 from federation.errors import AuditChainError, ProbeError, ProbePortError
@@ -28,6 +27,7 @@ from ops.probes.heartbeat import Heartbeat, tell_service_manager
 from ops.probes.server import Probes, Spaced
 from ops.probes.tls import ProbeTls
 from secagg.suite import verification_key
+from server.advisor.configured import configured_advisor
 from server.audit import AuditEvent, AuditLog
 from server.conductor.conductor import Conductor
 from server.conductor.scrape import Scrape
@@ -68,9 +68,6 @@ from server.store.blobs.opening import open_blobs
 from server.store.served import database_in_force, record_served
 
 __all__ = ["serve"]
-
-if TYPE_CHECKING:
-    from server.advisor.endpoint import Endpoint
 
 log = get_logger(__name__)
 
@@ -150,7 +147,7 @@ async def _serve(config: CoordinatorConfig, process: _Process) -> None:
             liveness=liveness,
             changed=changed,
             scratch=paths.scratch,
-            advisor=_advisor(config),
+            advisor=configured_advisor(config),
         )
     )
     strangers = Strangers(metrics.handshake_failures.inc)
@@ -299,26 +296,6 @@ async def _beside(*loops: Callable[[], Coroutine[Any, Any, None]]) -> AsyncItera
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-
-
-def _advisor(config: CoordinatorConfig) -> Endpoint | None:
-    """Whom advised rounds ask.
-
-    Raises:
-        ConfigurationError: One of url and model is given alone, or one of them cannot be used.
-    """
-    if config.advisor_url is None and config.advisor_model is None:
-        return None
-    if config.advisor_url is None or config.advisor_model is None:
-        raise ConfigurationError("advisor_url and advisor_model go together: set both, or neither")
-    from server.advisor.endpoint import Endpoint
-
-    key = config.advisor_key()
-    return Endpoint(
-        config.advisor_url,
-        config.advisor_model,
-        api_key=None if key is None else SecretStr(key),
-    )
 
 
 def _of_probes(error: ProbeError) -> ConfigurationError:

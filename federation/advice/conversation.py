@@ -96,6 +96,10 @@ Answer with one JSON object and nothing around it: no code fence, no other words
 in one or two sentences why. Numbers outside the given limits are refused."""
 
 
+TOOL_CALLS: Final = 8
+"""Most that a model may look up, where its server takes tools."""
+
+
 class Budget(Closed):
     """What one consultation may cost at most."""
 
@@ -104,7 +108,7 @@ class Budget(Closed):
     tokens: Annotated[int, Field(ge=256, le=1_000_000)] = 20_000
     """Of all requests and answers together."""
     corrections: Annotated[int, Field(ge=0, le=2)] = 2
-    tool_calls: Annotated[int, Field(ge=0, le=16)] = 8
+    tool_calls: Annotated[int, Field(ge=0, le=16)] = TOOL_CALLS
     """Answered; with 0 none are offered, for servers and models that know none."""
     seconds: Annotated[int, Field(ge=1, le=600)] = 20
     """From the first request to the end."""

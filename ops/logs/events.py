@@ -130,7 +130,7 @@ _BOTH: Final = {
     "uncaught": ("where",),
 }
 _COORDINATOR: Final = {
-    "advised": ("run", "round", "outcome"),
+    "advised": ("run", "round", "outcome", "why"),
     "attempt_aborted": ("round", "step", "phase", "reason"),
     "attempt_not_cleared": ("run", "reason"),
     "attempt_resumed": ("phase", "round", "step", "attempt", "waiting_for"),

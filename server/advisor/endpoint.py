@@ -73,6 +73,7 @@ class Endpoint:
         url: str,
         model: str,
         *,
+        takes_tools: bool = True,
         api_key: SecretStr | None = None,
         allow_plain_http: bool = False,
         ca_file: str | None = None,
@@ -82,6 +83,7 @@ class Endpoint:
         Args:
             url: Where ``/chat/completions`` is.
             model: What the endpoint calls the model.
+            takes_tools: Whether tools may be offered to it.
             api_key: Sent as a bearer token.
             allow_plain_http: Whether other machines may be asked without TLS.
             ca_file: Certificates to trust instead of the system's.
@@ -94,6 +96,7 @@ class Endpoint:
         if _MODEL.fullmatch(model) is None:
             raise ConfigurationError("the advisor's model is no name of 1 to 128 plain characters")
         self.model = model
+        self.takes_tools = takes_tools
         if api_key is not None and _KEY.fullmatch(api_key.get_secret_value()) is None:
             raise ConfigurationError("the advisor's API key is not one word of printable ASCII")
         self._api_key = api_key

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 
-from federation.advice.conversation import Budget
+from federation.advice.conversation import TOOL_CALLS, Budget
 from federation.advice.proposal import Proposal
 from federation.advice.record import AdviceRecord, replay
 from federation.errors import PlanError
@@ -70,7 +70,9 @@ class Advised:
         if record is None:
             limits = limits_of(inputs, self._least(inputs))
             record = AdviceRecord(
-                state=state_of(inputs, limits), budget=self._budget, model=advisor.model
+                state=state_of(inputs, limits),
+                budget=self._budget(takes_tools=advisor.takes_tools),
+                model=advisor.model,
             )
             self._keep(number, record)
         # Its packages are there where an advisor is.
@@ -88,10 +90,11 @@ class Advised:
         advised = isinstance(outcome, Proposal)
         kind = AdviceOutcome.PROPOSAL if advised else AdviceOutcome.FALLBACK
         self._context.metrics.advice.labels(outcome=kind.value).inc()
-        log.info("advised", run=self._run_id, round=number, outcome=kind.value)
+        why = "" if isinstance(outcome, Proposal) else why_none(outcome)
+        log.info("advised", run=self._run_id, round=number, outcome=kind.value, why=why)
         if isinstance(outcome, Proposal):
             return await decide(inputs, outcome)
-        return await decide(inputs, without=why_none(outcome))
+        return await decide(inputs, without=why)
 
     def digests(self, number: int) -> dict[str, str]:
         """What the audit log says of a round's advice, in hexadecimal; nothing where there is none.
@@ -106,10 +109,14 @@ class Advised:
             "advice_sha256": hashlib.sha256(row.advice).hexdigest(),
         }
 
-    @property
-    def _budget(self) -> Budget:
+    def _budget(self, *, takes_tools: bool) -> Budget:
         section = self._section
-        return Budget(calls=section.calls, tokens=section.tokens, seconds=section.seconds)
+        return Budget(
+            calls=section.calls,
+            tokens=section.tokens,
+            tool_calls=TOOL_CALLS if takes_tools else 0,
+            seconds=section.seconds,
+        )
 
     def _begun(self, number: int) -> AdviceRecord | None:
         row = self._context.store.decisions.of_round(self._run_id, number)

@@ -17,7 +17,7 @@ from federation.version import Version
 from ops.doctor.checkup import Check, Checkup, Finding, Verdict, examine, failed, ok
 from server.config import CoordinatorConfig
 from server.errors import ConfigurationError, NoCoordinatorError
-from server.site.doctor import certificates, files, network, state
+from server.site.doctor import advisor, certificates, files, network, state
 
 __all__ = ["examine_coordinator"]
 
@@ -95,6 +95,12 @@ class _Coordinator:
                 name="call",
                 look=self._call,
                 needs=("tls",),
+                connects=True,
+            ),
+            Check(
+                name="advisor",
+                look=lambda: advisor.judge_advisor(self._config),
+                needs=configured,
                 connects=True,
             ),
             Check(name="versions", look=lambda: network.judge_versions(self._running)),

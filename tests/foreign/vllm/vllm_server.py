@@ -29,6 +29,8 @@ class VllmServer:
         adapters: Mapping[str, Path] | None = None,
         logprobs_mode: str = "processed_logprobs",
         dtype: str = "float32",
+        most_tokens: int = 1024,
+        takes_tools: bool = False,
     ) -> None:
         self.directory = directory
         self.base = base
@@ -54,7 +56,7 @@ class VllmServer:
             "host": "127.0.0.1",
             "port": port,
             "dtype": dtype,
-            "max-model-len": 1024,
+            "max-model-len": most_tokens,
             "max-lora-rank": max_lora_rank,
             "max-loras": 1,
             "max-cpu-loras": 2,
@@ -63,6 +65,8 @@ class VllmServer:
         command += [f"--{name}={value}" for name, value in options.items()]
         if adapters:
             command += ["--lora-modules", *(f"{name}={path}" for name, path in adapters.items())]
+        if takes_tools:
+            command += ["--enable-auto-tool-choice", "--tool-call-parser=hermes"]
         started_s = time.monotonic()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 KEY = "a-key-that-no-log-may-show"
@@ -16,7 +17,8 @@ def said(**given):
 class Advisor:
     """Answers by the round that it is asked about, until it dies.
 
-    ``ways`` has an answer by round, or the seconds that it hangs; ``otherwise`` is for the rest.
+    ``ways`` has an answer by round, a status, or the seconds that it hangs; ``otherwise`` is for
+    the rest.
     """
 
     def __init__(self, ways, *, otherwise):
@@ -54,6 +56,9 @@ class Advisor:
         number = int(body["messages"][1]["content"].split()[1])
         self.asked.append((number, handler.headers["Authorization"], body))
         way = self.ways.get(number, self.otherwise)
+        if isinstance(way, HTTPStatus):
+            handler.send_error(way)
+            return
         if isinstance(way, int):
             time.sleep(way)
             return

@@ -10,6 +10,7 @@ class Scripted:
     """Answers from a list, its last entry again and again."""
 
     model = "scripted"
+    takes_tools = True
 
     def __init__(self, *answers):
         self.answers = list(answers)

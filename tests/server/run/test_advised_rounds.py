@@ -5,6 +5,7 @@ What a real endpoint can do is in ``tests/server/advisor``, real processes are i
 """
 
 import asyncio
+import json
 
 import pytest
 
@@ -105,6 +106,17 @@ def test_a_proposal_within_its_limits_is_what_a_round_does(made):
         world.metrics.registry.get_sample_value("chorale_advice_total", {"outcome": "proposal"})
         == 2
     )
+
+
+@pytest.mark.parametrize("takes_tools", [True, False])
+def test_tools_are_offered_to_a_server_that_takes_them_alone(made, takes_tools):
+    world, endpoint = made(says(count=4))
+    endpoint.takes_tools = takes_tools
+    run_id = asyncio.run(world.run(plan(rounds=1)))
+    (body,) = [json.loads(content) for content in endpoint.asked]
+    assert ("tools" in body, "response_format" in body) == (takes_tools, not takes_tools)
+    # What was asked is asked so again, whatever the configuration says by then.
+    require_replayed(world, run_id)
 
 
 def test_a_model_that_names_silos_has_those_asked(made):
