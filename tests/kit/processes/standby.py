@@ -1,5 +1,6 @@
 """A second coordinator of a loopback federation, which waits for the first to end."""
 
+from lab.loopback import LoopbackError
 from tests.kit.waiting import until
 
 NAME = "standby"
@@ -17,9 +18,13 @@ def start(loopback, *, module="server.cli.coordinator"):
 
 
 def promote(loopback):
-    """Wait until it is the coordinator, and call it so."""
+    """Wait until it is the coordinator, and call it so; also where it has died as one."""
     loopback._processes["coordinator"] = loopback._processes.pop(NAME)
-    loopback._await_http(f"http://127.0.0.1:{loopback.probes_port}/readyz", "coordinator")
+    try:
+        loopback._await_http(f"http://127.0.0.1:{loopback.probes_port}/readyz", "coordinator")
+    except LoopbackError:
+        if loopback.alive("coordinator"):
+            raise
 
 
 def begun(loopback):

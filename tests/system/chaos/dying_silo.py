@@ -113,8 +113,8 @@ def _in_training(deaths: Deaths, rounds: list[int]) -> None:
     table = episodes._Table
     play, charge, gradient = table.play_turn, Reservation.__call__, DpStep.gradient
 
-    def played(self: Any, seats: Any) -> None:
-        play(self, seats)
+    def played(self: Any, *given: Any) -> None:
+        play(self, *given)
         deaths.at(f"{rounds[0]}:exploring")
 
     def charged(self: Any) -> Any:

@@ -114,6 +114,13 @@ def test_an_honest_round_has_no_fault():
     assert faults(honest()) == []
 
 
+def test_a_silo_whose_work_failed_without_being_killed_is_a_fault_of_the_run(tmp_path):
+    loopback = SimpleNamespace(log=lambda silo_id: '{"event": "explore_failed"}\n' * 2)
+    drive = SimpleNamespace(run_id="run", silos=SILOS[:1], kills=(), loopback=loopback)
+    judge = Judge(drive, honest(), SimpleNamespace(records=SimpleNamespace(list=lambda _id: ())))
+    assert list(judge._work()) == [f"{SILOS[0]} said explore_failed 2 times"]
+
+
 SPENT, SIGNED = {"kind": "spent", **PLACE}, {"kind": "signed_r3", **PLACE}
 TRAINED = {"kind": "trained", "round": 1}
 BOTH = "both kinds of shares of silo-c"

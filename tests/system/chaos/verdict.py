@@ -115,6 +115,7 @@ class Judge:
             *self._ledgers(),
             *self._secrets(),
             *self._renewals(),
+            *self._work(),
         ]
 
     # A round --------------------------------------------------------------------------------------
@@ -289,6 +290,13 @@ class Judge:
         files = [str(path) for path in left if path.is_file()]
         if files:
             yield f"uploads or results are left: {files}"
+
+    def _work(self) -> Iterator[str]:
+        for silo_id in self._drive.silos:
+            log = self._drive.loopback.log(silo_id)
+            for event in ("explore_failed", "local_work_failed"):
+                if count := log.count(f'"event": "{event}"'):
+                    yield f"{silo_id} said {event} {count} times"
 
     def _renewals(self) -> Iterator[str]:
         for silo_id, silo in self._evidence.silos.items():
