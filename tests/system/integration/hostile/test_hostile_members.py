@@ -59,7 +59,9 @@ def test_a_silo_that_spoils_every_sum_ends_the_run_after_two_of_them(tmp_path):
         loopback.start_silo(SILOS[3], module="tests.kit.processes.faulty_silo")
         loopback.environment = {}
         await_heard(loopback)
-        plan, adapter = write_run(loopback, plan_toml(rounds=4, mode="silo", noise=1.0))
+        plan, adapter = write_run(
+            loopback, plan_toml(rounds=4, mode="silo", noise=1.0, phase_deadline_s=30)
+        )
         run_id = loopback.start_run(plan, adapter, token="spoiled")
         rounds, killed = [], False
         for status in loopback.watch(run_id):
