@@ -199,7 +199,8 @@ class CoordinatorConfig(BaseSettings):
     """What the endpoint calls the model; needed with ``advisor_url``."""
     advisor_tools: bool = True
     """Whether the endpoint takes tools, by which a model looks up what it wants to know; false for
-    a server that refuses them, whose model is then shown everything at once."""
+    a server that refuses them, whose model goes by what each question says: limits, facts of all
+    silos together, the newest rounds."""
     advisor_key_file: Path | None = None
     """Its first line is the endpoint's API key; a relative path is below the data directory."""
     _data_dir: Path = PrivateAttr(default=Path())

@@ -3,7 +3,7 @@
 Invariants: nothing is changed, migrated or repaired; a step looks at one thing; what it needs is
 named, so that one broken file is one failure and not ten.
 
-Covered: what the four ``doctor_checks_*`` files list. Not covered: what silos can reach, which
+Covered: what the files beside this one list. Not covered: what silos can reach, which
 ``chorale-silo doctor`` examines from where they are.
 """
 
