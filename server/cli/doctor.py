@@ -17,8 +17,9 @@ __all__ = ["call_once", "doctor"]
 def doctor(data: Data = DEFAULT_DATA, output: Output = Format.TEXT) -> None:
     """Examine this coordinator step by step: files, keys, certificates, clock, database, network.
 
-    Changes nothing. An advisor that is configured is asked once, for two minutes at most. Each step ends as ok, warning, failed or skipped, with the fix. A coordinator
-    that does not run yet is a warning.
+    Changes nothing. Each step ends as ok, warning, failed or skipped, with the fix. A coordinator
+    that does not run yet is a warning. An advisor that is configured is asked once, for two minutes
+    at most.
 
     Exit code 0 if nothing failed, 2 if only connection or authentication did, else 1.
     """
