@@ -15,7 +15,8 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from lab.evidence.registration import Registration
-from lab.evidence.verdicts import judged_by, render_judgement
+from lab.evidence.verdict_picture import draw_judgement
+from lab.evidence.verdicts import Judgement, judged_by, render_judgement
 from lab.report.markdown import render
 from lab.report.plots import draw_plots, slug
 from lab.report.pooled import pooled
@@ -50,6 +51,8 @@ def write_report(
     if label:
         results = results.of_label(label)
     report = _with_plots(results, build_report(results, choices), plots)
+    if judgement is not None:
+        draw_judgement(judgement, plots / _picture_of(judgement))
     figures = summary(report, results, choices)
     over_experiments = pooled(report, results)
     if output == "json":
@@ -63,18 +66,19 @@ def write_report(
         text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"
     else:
         start = Path.cwd() if out is None else out.resolve().parent
-        text = render(
-            report,
-            figures,
-            over_experiments,
-            plots=quote(Path(os.path.relpath(plots.resolve(), start)).as_posix()),
-        )
+        linked = quote(Path(os.path.relpath(plots.resolve(), start)).as_posix())
+        text = render(report, figures, over_experiments, plots=linked)
         if judgement is not None:
-            text = "\n\n".join([*render_judgement(judgement), text])
+            image = f"![each difference beside its target]({linked}/{_picture_of(judgement)})"
+            text = "\n\n".join([*render_judgement(judgement), image, text])
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
     return text
+
+
+def _picture_of(judgement: Judgement) -> str:
+    return f"registered-{slug(judgement.name)}.png"
 
 
 def _with_plots(results: Results, report: Report, plots: Path) -> Report:

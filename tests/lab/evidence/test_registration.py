@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from evolution.model.identity import base_sha256
@@ -11,6 +12,7 @@ from lab.cli.main import app
 from lab.evidence.errors import RegistrationError
 from lab.evidence.register import BESIDE_RESULTS, hold_directory, register, require_registered
 from lab.evidence.registration import read_draft, read_registration, write_registration
+from lab.evidence.verdict_picture import draw_judgement
 from lab.evidence.verdicts import Verdict, judged_by
 from lab.experiment import runner
 from lab.experiment.config import load_experiment
@@ -257,6 +259,25 @@ def test_verdicts_of_registered_runs(claims, tmp_path):
     assert (told.counted, told.planned, told.deviations) == (6, 6, ())
 
 
+def test_a_picture_shows_each_difference_beside_its_target(claims, tmp_path):
+    """A row for each hypothesis, of what ran and of what did not."""
+    rows, _ = won(tmp_path, greedy=0)
+    made = register(claims)
+    pixels = {}
+    for name, of in (("all", rows), ("one seed less", rows[1:]), ("no runs of two", rows[:3])):
+        results = load_results([kept(tmp_path / name, of)])
+        drawn = tmp_path / "pictures" / f"{name}.png"
+        draw_judgement(judged_by(made, results), drawn)
+        pixels[name] = imread(drawn)
+    dots = {name: int(coloured(image).sum()) for name, image in pixels.items()}
+    assert dots["all"] > dots["one seed less"] > dots["no runs of two"] == 0
+
+
+def coloured(image):
+    """Where a picture is neither black, white nor grey."""
+    return image[..., :3].max(axis=-1) - image[..., :3].min(axis=-1) > 0.2
+
+
 def test_a_mean_beyond_the_target_is_not_enough(claims, tmp_path):
     made = register(claims)
     rows, _ = won(tmp_path, one=(0, 12, 4))
@@ -346,6 +367,7 @@ def test_the_commands_from_claim_to_report(claims, tmp_path, monkeypatch):
     assert "**not run**: seeds 3 are missing" in report.stdout
     assert "4 of 6 registered runs are finished" in report.stdout
     assert "* not run: two at seeds 3" in report.stdout
+    assert "/plots/registered-claims.png)" in report.stdout
     panel = read_registration(held).panels["craft"].sha256
     assert "Panels of the purpose *reporting*: craft, 16 tasks" in report.stdout
     assert f"Judged on: craft, 16 tasks, SHA-256 `{panel}`." in report.stdout
