@@ -1,7 +1,8 @@
 """R0 and R1 of more silos than a cohort may have, and what a sparse graph would have of them.
 
 The protocol's graph is complete: every silo shares its secrets with every other, which costs n² in
-R1. A cohort has 200 silos at most; here that bound is lifted, and nothing else changed.
+R1. A cohort has 200 silos at most; here that bound is lifted, and with it that of a path in the
+tree of a silo's shares, and nothing else changed.
 
 1. **The square**: R0 and R1 of suite v2, the coordinator in a process of its own, as part 2 of
    ``secagg_scaling.py``: bytes, memory and time against n. Suite v1 is left out: at 500 silos what
@@ -37,6 +38,7 @@ from secagg_rounds.chorale import colluding
 from secagg_rounds.r1 import measure_shares
 
 import secagg.bounds
+import secagg.merkle
 import secagg.parameters
 
 MIB = 1 << 20
@@ -47,6 +49,7 @@ LOST = 0.1
 # Here and not in main: the coordinator's process reads this file, too.
 secagg.bounds.MAX_COHORT = MOST  # type: ignore[misc]  # what this benchmark is about
 secagg.parameters.MAX_SILOS = MOST  # type: ignore[misc]
+secagg.merkle.MAX_PATH = (MOST - 1).bit_length()  # type: ignore[misc]
 
 
 def square(silos: list[int]) -> dict[str, Any]:
