@@ -103,7 +103,7 @@ bench-secagg: $(BENCH_VENV)/.installed
 bench-secagg-scaling: setup
 	$(BIN)/python benchmarks/secagg_scaling.py $(BENCH_ARGS)
 
-# 500 and 1,000 silos: ten minutes and 8 GB.
+# 500 and 1,000 silos: twenty minutes and 6 GB.
 .PHONY: bench-secagg-beyond
 bench-secagg-beyond: setup
 	$(BIN)/python benchmarks/secagg_beyond.py $(BENCH_ARGS)

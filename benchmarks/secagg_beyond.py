@@ -15,8 +15,8 @@ tree of a silo's shares, and nothing else changed.
 
 A complete graph has (a) for certain, and against any c silos, whoever chose them and when.
 
-Prints tables and, as its last line, the figures as JSON. With 1,000 silos it takes ten minutes and
-about 8 GB.
+Prints tables and, as its last line, the figures as JSON. With 1,000 silos it takes twenty
+minutes and about 6 GB.
 """
 
 from __future__ import annotations
