@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from lab.evidence.verdicts import Judgement
+from lab.report.plots import literal
 
 __all__ = ["draw_judgement"]
 
@@ -73,7 +74,7 @@ def draw_judgement(judgement: Judgement, out: Path) -> None:
         f"{found.name}: {found.verdict.value}\n{found.setting} − {found.reference}"
         for found in rows
     ]
-    axes.set_yticks(range(len(rows)), [_literal(name) for name in names], fontsize=8)
+    axes.set_yticks(range(len(rows)), [literal(name) for name in names], fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(
         "points; thin line: 95 % over seeds, thick: over tasks; strokes: seeds; bar: target",
@@ -87,8 +88,3 @@ def draw_judgement(judgement: Judgement, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, metadata={"Software": None})
     plt.close(figure)
-
-
-def _literal(text: str) -> str:
-    """Matplotlib would set what is between dollars as mathematics."""
-    return text.replace("$", r"\$")

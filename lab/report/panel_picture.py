@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from lab.report.panel import Panel
+from lab.report.plots import literal
 
 __all__ = ["draw_panel"]
 
@@ -52,13 +53,13 @@ def draw_panel(panel: Panel, constant: str, out: Path) -> None:
             axes.plot(
                 spread.rates, [height] * len(spread.rates), "|", color="#D55E00", markersize=9
             )
-        axes.set_xlabel(f"{label}, − {constant}".replace("$", r"\$"), fontsize=8)
+        axes.set_xlabel(literal(f"{label}, − {constant}"), fontsize=8)
         axes.grid(color="#e6e6e6", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.tick_params(labelsize=8)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    grid[0].set_yticks(range(len(rows)), [name.replace("$", r"\$") for name in rows], fontsize=8)
+    grid[0].set_yticks(range(len(rows)), [literal(name) for name in rows], fontsize=8)
     grid[0].set_ylim(len(rows) - 0.5, -0.5)
     figure.savefig(out, metadata={"Software": None})
     plt.close(figure)

@@ -17,7 +17,7 @@ from lab.report.curves import Curve, evaluation_curves, exploration_curves
 from lab.report.report import ExperimentReport, SilosReport
 from lab.report.results import Experiment
 
-__all__ = ["draw_plots", "slug"]
+__all__ = ["draw_plots", "literal", "slug"]
 
 _COLOURS: Final = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F",
@@ -104,7 +104,7 @@ def _picture(
         for curve in curves:
             if curve.name in names:
                 handles[curve.name] = _line(axes, curve, names.index(curve.name))
-        axes.set_title(_literal(title), fontsize=10)
+        axes.set_title(literal(title), fontsize=10)
         axes.set_xlabel("round", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _light(axes)
@@ -114,7 +114,7 @@ def _picture(
         line[0].set_ylabel(label, fontsize=9)
     shown = [name for name in names if name in handles]
     figure.legend(
-        [handles[name] for name in shown], [_literal(name) for name in shown],
+        [handles[name] for name in shown], [literal(name) for name in shown],
         loc="outside lower center", ncols=min(4, len(shown)), fontsize=8, frameon=False,
     )  # fmt: skip
     return _save(figure, out)
@@ -163,7 +163,7 @@ def _macro(report: ExperimentReport, out: Path) -> str:
             axes.plot(
                 seeds, [height + shift] * len(seeds), "|", color=colour, alpha=0.6, markersize=9
             )
-    axes.set_yticks(range(len(rows)), [_literal(row.row) for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [literal(row.row) for row in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel(
         "held-out success, macro (%), 95 % interval over tasks; | single seeds", fontsize=9
@@ -196,13 +196,13 @@ def _silos(silos: SilosReport, out: Path) -> str:
                 [100 * (one.high - one.value) for one in found.differences],
             ],
             color=_COLOURS[at], marker=_MARKERS[at], markersize=5, capsize=2, linewidth=1.2,
-            linestyle="none", label=_literal(found.option.name),
+            linestyle="none", label=literal(found.option.name),
         )  # fmt: skip
     axes.axhline(0, color="#444444", linewidth=0.8)
     axes.set_xticks(
         range(len(silos.silos)),
         [
-            _literal(f"{silo}\n{family}")
+            literal(f"{silo}\n{family}")
             for silo, family in zip(silos.silos, silos.families, strict=True)
         ],
         fontsize=8,
@@ -210,7 +210,7 @@ def _silos(silos: SilosReport, out: Path) -> str:
     axes.set_xlabel("silo", fontsize=9)
     axes.set_ylabel("own tasks: points above alone", fontsize=9)
     name = "greedy" if silos.temperature == 0 else f"temperature {silos.temperature:g}"
-    axes.set_title(f"Against {_literal(silos.alone.setting)}, {name}", fontsize=10)
+    axes.set_title(f"Against {literal(silos.alone.setting)}, {name}", fontsize=10)
     figure.legend(loc="outside lower center", ncols=min(3, len(shown)), fontsize=8, frameon=False)
     _light(axes)
     return _save(figure, out)
@@ -224,7 +224,7 @@ def _light(axes: Any) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Without matplotlib's mathematics."""
     return text.replace("$", r"\$")
 
