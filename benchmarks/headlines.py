@@ -59,6 +59,33 @@ def smollm2(page: str) -> dict[str, float]:
     return {name: over(page, name, "seed", "silo") for name in names}
 
 
+def gains(setting: str, scope: str, **tasks: bool) -> dict[int, list[float]]:
+    """fedse-registered.md: points above `alone`, by silo, one for each seed."""
+    found = rates("fedse-registered", setting, "silo", "seed", scope=scope, **tasks)
+    alone = rates("fedse-registered", "alone", "silo", "seed", **tasks)
+    by_silo: dict[int, list[float]] = defaultdict(list)
+    for silo, seed in sorted(found):
+        by_silo[silo].append(found[silo, seed] - alone[silo, seed])
+    return by_silo
+
+
+def registered() -> dict[str, dict[str, float]]:
+    """fedse.md's line: what was registered, and SmolLM2-135M, the mean of words and desk."""
+    unseen = gains("fedse", "global", own=False, same_family=True)
+    own = [mean(points) for points in gains("residual", "chosen", own=True).values()]
+    pages = [smollm2(page) for page in ("words", "desk")]
+    names = {"base": "pretrained", "alone": "alone", "together": "together"}
+    return {
+        "preregistered": {
+            "unseen_gain": mean(mean(points) for points in unseen.values()),
+            "own_mean": mean(own),
+            "own_worst": min(own),
+            "seeds": min(len(points) for points in unseen.values()),
+        },
+        "smollm2": {said: mean(page[name] for page in pages) for said, name in names.items()},
+    }
+
+
 def fedagent() -> dict[str, float]:
     """fedagent.md, GRPO: plateaus together and pooled; after round 20 together and best alone."""
     plateau = {
@@ -148,6 +175,7 @@ if __name__ == "__main__":
         "desk": smollm2("desk"),
         "fedagent": fedagent(),
     }
+    pages["registered"] = registered()
     pages["poisoning"] = poisoning()
     pages["agentic"] = agentic()
     sys.stdout.write(json.dumps(rounded({"fedse": fedse(), **pages})) + "\n")

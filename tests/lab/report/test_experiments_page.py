@@ -7,18 +7,22 @@ import sys
 
 import pytest
 
+from lab.evidence.registration import read_registration
+from lab.evidence.verdicts import judged_by, render_judgement
 from lab.experiment.config import load_experiment
 from lab.report.markdown import render
 from lab.report.panel import render_panel
 from lab.report.pooled import pooled
 from lab.report.report import Choices, build_report
 from lab.report.results import load_results
+from lab.report.silos import Silos
 from lab.report.summary import summary
 from tests.kit.paths import ROOT
 
 PAGES = ROOT / "docs" / "experiments"
 CHOICES = {
     "fedse": Choices(),
+    "fedse-registered": Choices(reference="alone"),
     "aggregation": Choices(reference="rolora-gauge"),
     "groups": Choices(reference="sum"),
     "desk": Choices(reference="alone"),
@@ -29,6 +33,8 @@ CHOICES = {
     "poisoning": Choices(reference="groups-guard (personal)"),
 }
 """By what the names of a page's experiments begin with; the longest name that fits counts."""
+REGISTERED = {"fedse-registered": ROOT / "experiments" / "registered" / "fedse.json"}
+"""What some pages' results are held to."""
 PANEL = "agentic"
 """A page whose tables are another command's."""
 
@@ -38,13 +44,20 @@ def page_of(path):
     return max(pages, key=len, default=None)
 
 
+def results_of(name):
+    return load_results([p for p in sorted((PAGES / "data").iterdir()) if page_of(p) == name])
+
+
 def reported(name):
     """A page's generated text as its rows give it, and their line of figures."""
-    results = load_results([p for p in sorted((PAGES / "data").iterdir()) if page_of(p) == name])
-    choices = CHOICES[name]
+    results, choices = results_of(name), CHOICES[name]
     report = build_report(results, choices)
     figures = summary(report, results, choices)
-    return render(report, figures, pooled(report, results), plots="plots"), figures
+    text = render(report, figures, pooled(report, results), plots="plots")
+    if name in REGISTERED:
+        judgement = judged_by(read_registration(REGISTERED[name]), results)
+        text = "\n\n".join([*render_judgement(judgement), text])
+    return text, figures
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -76,6 +89,25 @@ def test_headlines_are_those_of_a_second_script(recomputed):
                 line for line in text if re.match(rf"\| `{setting}` (\| [\d.]+ ){{5}}", line)
             )
             assert float(row.split("|")[-2].strip(" *")) == pytest.approx(rate, abs=0.051)
+
+
+def test_the_registered_figures_are_those_of_the_rows_and_of_a_second_script(recomputed):
+    (said,) = lines_of("fedse", '{"preregistered":')
+    assert recomputed["registered"] == said
+    results = results_of("fedse-registered")
+    judgement = judged_by(read_registration(REGISTERED["fedse-registered"]), results)
+    found = {one.name: one.difference.spread for one in judgement.found}
+    silos = Silos(results.experiments[0], 1.0)
+    options = {option.name: option for option in silos.options}
+    worst = silos.worst(
+        options["residual (chosen)"], options["alone (alone)"]
+    ).difference.spread.mean
+    figures = [found["unseen-fedse"].mean, found["own-chosen"].mean, worst]
+    names = ("unseen_gain", "own_mean", "own_worst")
+    assert [said["preregistered"][name] for name in names] == pytest.approx(
+        [100 * figure for figure in figures], abs=0.006
+    )
+    assert said["preregistered"]["seeds"] == len(found["unseen-fedse"].rates)
 
 
 def test_what_an_attack_changes_is_that_of_a_second_script(recomputed):
