@@ -4,27 +4,18 @@ glibc keeps what a thread has freed for that thread's next need. A batch's activ
 piece by piece, so a silo that explored, trained and judged would hold the sum of all three, and a
 daemon whose run is over more than a gigabyte of nothing.
 
-Covered: glibc, and a GPU's cache. Not covered: other C libraries, where this does nothing.
+Covered: glibc (``ops/heap.py``), and a GPU's cache. Not covered: other C libraries, where this does
+nothing.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
-from functools import cache
-from typing import Any
+
+from ops import heap
 
 __all__ = ["give_back"]
-
-
-@cache
-def _trim() -> Any:
-    """The ``malloc_trim`` of glibc; None where the C library has none."""
-    try:
-        return getattr(ctypes.CDLL(None), "malloc_trim", None)
-    except OSError:
-        return None
 
 
 def give_back(*, collect: bool = False) -> None:
@@ -37,5 +28,4 @@ def give_back(*, collect: bool = False) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    if (trim := _trim()) is not None:
-        trim(0)
+    heap.trim()

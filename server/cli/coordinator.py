@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,6 +11,9 @@ from ops.cli.envelope import Format, command_line, run_app
 from server.cli.program import DEFAULT_DATA, Data, answering
 
 __all__ = ["app", "main"]
+
+HEAPS: Final = 2
+"""With 200 silos they take less memory and processor time than glibc's eight for each core."""
 
 app = command_line(
     name="chorale-coordinator",
@@ -39,11 +42,13 @@ def serve(
     with answering(Format.TEXT):
         # gRPC writes a line of its own for every failed handshake; strangers are summed up instead.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        from ops.heap import share_heaps
         from ops.logs.setup import daemon_logs
         from ops.tracing.spans import tracing
         from server.config import CoordinatorConfig
         from server.daemon import serve as serve_daemon
 
+        share_heaps(HEAPS)
         config = CoordinatorConfig.load(data)
         with daemon_logs(), tracing("chorale-coordinator"):
             serve_daemon(config, standby=standby)

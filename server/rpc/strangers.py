@@ -17,12 +17,12 @@ a firewall's log knows addresses. A port that a client uses twice counts as one 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from ops import heap
 from ops.logs.logger import get_logger
 
 __all__ = ["Strangers"]
@@ -92,11 +92,4 @@ class Strangers:
         while True:
             await asyncio.sleep(EVERY_S)
             self.sum_up()
-            _give_memory_back()
-
-
-def _give_memory_back() -> None:
-    # Only glibc has it, and only glibc keeps freed memory in so many places.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+            heap.trim()
