@@ -9,6 +9,7 @@ import gzip
 import json
 import sys
 from collections import defaultdict
+from functools import lru_cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -16,11 +17,17 @@ from typing import Any
 DATA = Path(__file__).parents[1] / "docs" / "experiments" / "data"
 
 
+@lru_cache(maxsize=2)
+def rows_of(experiment: str) -> list[dict[str, Any]]:
+    """All rows but what was judged greedily."""
+    with gzip.open(DATA / experiment / "results.jsonl.gz", "rt") as lines:
+        return [row for row in map(json.loads, lines) if row.get("temperature", 1.0) == 1.0]
+
+
 def rates(experiment: str, setting: str, *by: str, **facts: Any) -> dict[tuple[Any, ...], float]:
     """Success in percent at temperature 1 after the last round, by these fields of the rows."""
-    with gzip.open(DATA / experiment / "results.jsonl.gz", "rt") as lines:
-        rows = [row for row in map(json.loads, lines) if row["setting"] == setting]
-    rows = [row for row in rows if row["kind"] == "eval" and row["temperature"] == 1.0]
+    rows = [row for row in rows_of(experiment) if row["setting"] == setting]
+    rows = [row for row in rows if row["kind"] == "eval"]
     facts = {"round": max(row["round"] for row in rows), **facts}
     outcomes: dict[tuple[Any, ...], str] = defaultdict(str)
     for row in rows:
@@ -103,12 +110,11 @@ def fedagent() -> dict[str, float]:
 def agentic() -> dict[str, float]:
     """agentic.md: the adviser's difference to the constant, in points of success and in hours."""
     constant, advised = "constant-k12-d120", "advised-count"
-    with gzip.open(DATA / "agentic" / "results.jsonl.gz", "rt") as lines:
-        seconds = {
-            (row["setting"], row["seed"], row["round"]): row["simulated"]["seconds"]
-            for row in map(json.loads, lines)
-            if row["kind"] == "round"
-        }
+    seconds = {
+        (row["setting"], row["seed"], row["round"]): row["simulated"]["seconds"]
+        for row in rows_of("agentic")
+        if row["kind"] == "round"
+    }
     hours = {
         name: sum(took for (setting, *_), took in seconds.items() if setting == name) / 3600
         for name in (constant, advised)
@@ -128,12 +134,11 @@ def served(setting: str) -> dict[tuple[Any, ...], str]:
     """
     kind = {"scope": "personal"} if "guard" in setting else {"scope": "global", "silo": -1}
     found = {}
-    with gzip.open(DATA / "poisoning" / "results.jsonl.gz", "rt") as lines:
-        for row in map(json.loads, lines):
-            if row["kind"] == "eval" and row["setting"] == setting and row["temperature"] == 1.0:
-                own = row["own"] or kind["scope"] == "global"
-                if own and all(row[name] == value for name, value in kind.items()):
-                    found[row["seed"], row["environment"], row["label"]] = row["outcomes"]
+    for row in rows_of("poisoning"):
+        if row["kind"] == "eval" and row["setting"] == setting:
+            own = row["own"] or kind["scope"] == "global"
+            if own and all(row[name] == value for name, value in kind.items()):
+                found[row["seed"], row["environment"], row["label"]] = row["outcomes"]
     return found
 
 
