@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dp.steps import fixed
 from dp.steps.grads import HooksBackend
 from evolution.parts.credits.group_relative import reinforced
@@ -36,6 +38,7 @@ def test_a_step_of_grpo_tells_of_a_task_group_what_is_claimed(tmp_path):
     holds(catalogue.group_single(tmp_path, catalogue.SHORT))
 
 
+@pytest.mark.long
 def test_a_credit_over_all_groups_tells_more_than_is_claimed(tmp_path):
     """The control: what the driver refuses at record level is seen by the same attack."""
 

@@ -108,6 +108,7 @@ def require_equal(base, tmp_path, adapter, **spec):
     assert list((state_dir / "training").iterdir()) == []
 
 
+@pytest.mark.long
 def test_workers_adapt_the_targets_layers_alone(tiny_base, tmp_path):
     adapter = initial_adapter(tiny_base, RANK, ALPHA, 0, ("v_proj",))
     here, there = (
@@ -122,6 +123,7 @@ def test_workers_adapt_the_targets_layers_alone(tiny_base, tmp_path):
         trainer.train(ROWS, NLL, PLAN, trainable=frozenset(adapter))
 
 
+@pytest.mark.long
 def test_workers_tell_an_objective_how_far_the_training_is(tiny_base, tmp_path, adapter):
     def held(last, name, **spec):
         trainer = made(tiny_base, tmp_path / name, **spec)

@@ -55,7 +55,7 @@ def stands_apart(base, lengths, *, allowed=1e-5):
         assert np.linalg.norm(alone - expected) <= allowed * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_on_the_shipped_base(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

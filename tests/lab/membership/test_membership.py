@@ -172,6 +172,7 @@ def test_two_seeds_are_no_verdict(capsys):
     assert "at least 3 different seeds" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_whole_machinery_in_small(tmp_path, capsys, monkeypatch):
     small = functools.partial(Settings, rank=2, epochs=1, steps=2)
     monkeypatch.setattr(run, "Settings", small)

@@ -51,6 +51,7 @@ def limit_files(loopback, most_bytes):
     resource.prlimit(loopback.pid("coordinator"), resource.RLIMIT_FSIZE, limits)
 
 
+@pytest.mark.long
 def test_a_run_outlasts_a_disk_that_takes_neither_its_rows_nor_its_log(tmp_path):
     with cf.federation(tmp_path) as loopback:
         for silo_id in cf.SILOS:
