@@ -33,7 +33,7 @@ COPIED = (
     "tests", "lab/base_model", "pyproject.toml",
 )  # fmt: skip
 WORKERS = 2
-BASELINE_TIMEOUT_S = 300
+BASELINE_TIMEOUT_S = 1200
 MUTANT_TIMEOUT_S = 120
 # A failure of these kinds says that the mutant does not run, not that a check is missed.
 NOT_A_CATCH = {
@@ -191,10 +191,10 @@ def run_all(mutants: Sequence[Mutant]) -> Iterator[Outcome]:
         named = sorted({test for mutant in mutants for test in mutant.tests})
         baseline = run_tests(roots[0], named, stop=False, timeout_s=BASELINE_TIMEOUT_S)
         if baseline.status != 0 or baseline.outside:
-            raise BaselineError(
-                f"the unchanged source ends with {baseline.status}, outside "
-                f"{baseline.outside}:\n{baseline.output[-4000:]}"
-            )
+            ended = f"ends with {baseline.status}, outside {baseline.outside}"
+            if baseline.status is None:
+                ended = f"does not end its {len(named)} tests within {BASELINE_TIMEOUT_S} s"
+            raise BaselineError(f"the unchanged source {ended}:\n{baseline.output[-4000:]}")
         free: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for root in roots:
             free.put(root)
