@@ -62,7 +62,7 @@ def fedse() -> dict[str, dict[str, float]]:
 
 def smollm2(page: str) -> dict[str, float]:
     """words.md and desk.md: each seed's figure is its mean over silos."""
-    names = ("pretrained", "alone", "together", "unfiltered")
+    names = ("pretrained", "alone", "together", "unfiltered", "pooled")
     return {name: over(page, name, "seed", "silo") for name in names}
 
 
