@@ -13,7 +13,7 @@ from server.cli.program import DEFAULT_DATA, Data, answering
 __all__ = ["app", "main"]
 
 HEAPS: Final = 2
-"""With 200 silos they take less memory and processor time than glibc's eight for each core."""
+"""With 200 silos they take less memory than glibc's eight for each core: docs/protocol.md."""
 
 app = command_line(
     name="chorale-coordinator",
