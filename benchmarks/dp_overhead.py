@@ -1,15 +1,17 @@
 """What a record-level private step costs: against the same step without privacy and against Opacus.
 
 One step = a batch of units, each one sequence of T tokens of which a third are the agent's, on the
-shipped base model with a rank-8 adapter on every linear layer; forward, backward, and Adam. Every
-arm gets the same sequences, the same token count (T·units, so that nobody has to cut the batch) and
-one thread.
+shipped base model, or that in ``--base``, with a rank-8 adapter on every linear layer; forward,
+backward, and Adam. Every arm gets the same sequences, the same token count (T·units, so that nobody
+has to cut the batch) and one thread.
 
     plain       mean loss over the batch's agent tokens, one backward
     fixed …     ``dp.steps.sgd.DpStep`` with each of ``dp.steps.backends``: gradients, clip, integer
                 grid, discrete Gaussian noise from the system's CSPRNG
     opacus/…    ``PrivacyEngine`` in each of its modes that runs this model: gradients, clip,
                 continuous Gaussian noise from torch's generator (its secure mode is not available)
+    …, cut      the same without the logits that no loss looks at, which ``loop`` leaves out too,
+                and ``fixed`` where it computes one unit at a time
 
 The arms take turns and the order rotates; a ratio is the median of the ratios of neighbours in
 time, in CPU seconds of one thread, so that a busy machine slows both sides. The base of "vs_opacus"
@@ -30,6 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -72,7 +75,7 @@ CLIP, NOISE = 1.0, 1.0
 TOKENS_PER_STEP = 4096
 CORE_UNITS = 16
 LENGTHS = (64, 256, 1024)
-LOSS = RowTerms(Part.own("nll"))
+LOSS = RowTerms(Part.own("nll"), keep=True)
 
 TakeStep = Callable[[], None]
 
@@ -107,9 +110,9 @@ def sequence(index: int, length: int) -> Row:
     )
 
 
-def adapted() -> tuple[Any, dict[str, torch.nn.Parameter]]:
+def adapted(base: Path) -> tuple[Any, dict[str, torch.nn.Parameter]]:
     """The base model with an adapter of small values in both factors."""
-    model = attach_lora(load_base(BASE), rank=RANK, alpha=ALPHA)
+    model = attach_lora(load_base(base), rank=RANK, alpha=ALPHA)
     parameters = lora_parameters(model)
     generator = torch.Generator().manual_seed(0)
     for parameter in parameters.values():
@@ -118,8 +121,8 @@ def adapted() -> tuple[Any, dict[str, torch.nn.Parameter]]:
     return model, parameters
 
 
-def plain(rows: Sequence[Row]) -> TakeStep:
-    model, parameters = adapted()
+def plain(base: Path, rows: Sequence[Row]) -> TakeStep:
+    model, parameters = adapted(base)
     model.eval()
     optimiser = torch.optim.Adam(parameters.values(), lr=1e-4)
 
@@ -132,8 +135,8 @@ def plain(rows: Sequence[Row]) -> TakeStep:
     return take
 
 
-def ours(backend: str, rows: Sequence[Row], receipt: TrainingReceipt) -> TakeStep:
-    model, parameters = adapted()
+def ours(base: Path, backend: str, rows: Sequence[Row], receipt: TrainingReceipt) -> TakeStep:
+    model, parameters = adapted(base)
     gradients = BACKENDS[backend](
         model=model.eval(),
         parameters=parameters,
@@ -165,9 +168,11 @@ class Positional(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Logits alone."""
-        logits: torch.Tensor = self.model(input_ids=input_ids, use_cache=False).logits
+    def forward(self, input_ids: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits alone, of these positions or of all."""
+        logits: torch.Tensor = self.model(
+            input_ids=input_ids, use_cache=False, logits_to_keep=0 if keep is None else keep
+        ).logits
         return logits
 
 
@@ -178,8 +183,9 @@ class Output:
     logits: torch.Tensor
 
 
-def theirs(mode: str, rows: Sequence[Row]) -> TakeStep:
-    model, parameters = adapted()
+def theirs(base: Path, mode: str, rows: Sequence[Row], *, cut: bool) -> TakeStep:
+    """A mode of Opacus; with ``cut`` it too leaves out the logits that no loss looks at."""
+    model, parameters = adapted(base)
     data = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(torch.arange(len(rows))), batch_size=len(rows)
     )
@@ -194,12 +200,16 @@ def theirs(mode: str, rows: Sequence[Row]) -> TakeStep:
     )
     wrapped, optimiser = made[0], made[1]
 
+    def asked(
+        *, input_ids: torch.Tensor, logits_to_keep: torch.Tensor | None = None, **_: object
+    ) -> Output:
+        kept = () if logits_to_keep is None else (logits_to_keep,)
+        return Output(logits=wrapped(input_ids, *kept))
+
     def take() -> None:
         # Expanded weights must be cleared before the forward, the others may be.
         optimiser.zero_grad()
-        sums, counts = LOSS.sums(
-            lambda input_ids, **_: Output(logits=wrapped(input_ids)), *LOSS.collate(rows)
-        )
+        sums, counts = LOSS.sums(asked, *LOSS.collate(rows), alone=cut)
         per_row = sums / counts
         if mode == "ghost":
             DPTensorFastGradientClipping(wrapped, optimiser, per_row).backward()
@@ -210,18 +220,21 @@ def theirs(mode: str, rows: Sequence[Row]) -> TakeStep:
     return take
 
 
-def opacus_arms(rows: Sequence[Row]) -> tuple[dict[str, TakeStep], dict[str, str]]:
+def opacus_arms(
+    base: Path, modes: Sequence[str], rows: Sequence[Row]
+) -> tuple[dict[str, TakeStep], dict[str, str]]:
     """The modes that run this model, and why the others do not."""
     arms: dict[str, TakeStep] = {}
     refused: dict[str, str] = {}
-    for mode in OPACUS_MODES:
+    for mode, cut in itertools.product(modes, (False, True)):
+        name = f"{mode}, cut" if cut else mode
         try:
-            arm = theirs(mode, rows)
+            arm = theirs(base, mode, rows, cut=cut)
             arm()
         except Exception as error:  # noqa: BLE001  # any failure of a mode is a finding, not ours
-            refused[mode] = f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
+            refused[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
         else:
-            arms[f"opacus/{mode}"] = arm
+            arms[f"opacus/{name}"] = arm
     return arms, refused
 
 
@@ -244,7 +257,9 @@ def ratio(one: list[float], other: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
 
-def steps_at(length: int, tokens: int, repeats: int, ledger: Ledger) -> dict[str, Any]:
+def steps_at(
+    length: int, *, tokens: int, repeats: int, ledger: Ledger, base: Path, modes: Sequence[str]
+) -> dict[str, Any]:
     """All arms at one sequence length."""
     count = max(2, tokens // length)
     # One step to warm up before the measured ones.
@@ -263,17 +278,17 @@ def steps_at(length: int, tokens: int, repeats: int, ledger: Ledger) -> dict[str
             sampling_rate=1.0, expected_units=count, steps_per_round=steps, delta_clip_l2=1.0
         ),
     )
-    arms = {"plain": plain(rows)}
+    arms = {"plain": plain(base, rows)}
     for number, backend in enumerate(BACKENDS):
         receipt = ledger.reserve_training(
             run=f"{length}", round=number, spec=spec, adapter_sha256=bytes(32)
         )
-        arms[backend] = ours(backend, rows, receipt)
-    their_arms, refused = opacus_arms(rows)
+        arms[backend] = ours(base, backend, rows, receipt)
+    their_arms, refused = opacus_arms(base, modes, rows)
     seconds = in_turn({**arms, **their_arms}, repeats)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     fastest = min(their_arms, key=median.__getitem__)
-    dimension = sum(parameter.numel() for parameter in adapted()[1].values())
+    dimension = sum(parameter.numel() for parameter in adapted(base)[1].values())
     core = core_seconds(dimension, count, 3)
     print(f"\nT = {length}, {count} units, d = {dimension}")
     for name, value in sorted(median.items(), key=lambda item: item[1]):
@@ -285,7 +300,7 @@ def steps_at(length: int, tokens: int, repeats: int, ledger: Ledger) -> dict[str
         print(f"  opacus/{mode:11s} does not run: {why}")
     share = sum(core.values()) / median[DEFAULT_BACKEND]
     print(f"  noise, clip and grid: {share:.1%} of a step with {DEFAULT_BACKEND}")
-    tests = test_seconds(rows) / median[DEFAULT_BACKEND]
+    tests = test_seconds(base, rows) / median[DEFAULT_BACKEND]
     print(f"  tests of this shape: {tests:.1f} steps, once a round")
     return {
         "tests_steps": tests,
@@ -299,9 +314,9 @@ def steps_at(length: int, tokens: int, repeats: int, ledger: Ledger) -> dict[str
     }
 
 
-def test_seconds(rows: Sequence[Row]) -> float:
+def test_seconds(base: Path, rows: Sequence[Row]) -> float:
     """CPU seconds of the tests of a shape: what a first gradient takes more than the next."""
-    model, parameters = adapted()
+    model, parameters = adapted(base)
     gradients = FixedBackend(
         model=model.eval(),
         parameters=parameters,
@@ -341,6 +356,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--tokens", type=int, default=TOKENS_PER_STEP, help="in one step")
+    parser.add_argument("--base", type=Path, default=BASE, help="directory of the base model")
+    parser.add_argument("--modes", nargs="+", choices=OPACUS_MODES, default=list(OPACUS_MODES))
     parser.add_argument("--dimension", type=int, default=10_000_000)
     options = parser.parse_args()
     if options.quick:
@@ -355,7 +372,14 @@ def main() -> int:
         Ledger.open(Path(directory) / "ledger", delta=1e-5, caps={"task": 1e12}) as ledger,
     ):
         for length in options.lengths:
-            results[length] = steps_at(length, options.tokens, options.repeats, ledger)
+            results[length] = steps_at(
+                length,
+                tokens=options.tokens,
+                repeats=options.repeats,
+                ledger=ledger,
+                base=options.base,
+                modes=options.modes,
+            )
     core = core_seconds(options.dimension, CORE_UNITS, 1 if options.quick else 3)
     print(
         f"\nd = {options.dimension}, {CORE_UNITS} units, one core: noise {core['noise']:.2f} s, "

@@ -99,9 +99,13 @@ class RowLoss(Protocol[RowT_contra]):
         """Tensors of rows × tokens; zeros pad a row on the right, and are no token of it."""
 
     def sums(
-        self, model: Callable[..., Any], *batch: torch.Tensor
+        self, model: Callable[..., Any], *batch: torch.Tensor, alone: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of each row's terms, and how many tokens they are about."""
+        """The sum of each row's terms, and how many tokens they are about.
+
+        ``alone`` says that no row of another unit is in the batch: what is asked of the model may
+        then depend on all of it.
+        """
 
 
 class GradientBackend(ABC, Generic[RowT]):
@@ -163,9 +167,14 @@ class GradientBackend(ABC, Generic[RowT]):
         """Find out again whatever was found out about libraries and machine on the way."""
 
     def _sums(
-        self, model: Callable[..., Any], batch: Sequence[torch.Tensor], rows: int
+        self,
+        model: Callable[..., Any],
+        batch: Sequence[torch.Tensor],
+        rows: int,
+        *,
+        alone: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        sums_B, counts_B = self._loss.sums(model, *batch)
+        sums_B, counts_B = self._loss.sums(model, *batch, alone=alone)
         if sums_B.shape != (rows,) or counts_B.shape != (rows,):
             raise CouplingError(_LOSS_SHAPES)
         if counts_B.dtype.is_floating_point:
@@ -244,7 +253,7 @@ class LoopBackend(GradientBackend[RowT]):
                 by_length = sorted(rows, key=self._loss.length)
                 for batch in _chunks(by_length, self._loss.length, most_rows=_UNIT_ROWS):
                     tensors = self._loss.collate(batch)
-                    sums_B, counts_B = self._sums(self._model, tensors, len(batch))
+                    sums_B, counts_B = self._sums(self._model, tensors, len(batch), alone=True)
                     torch.autograd.backward(-sums_B.sum(), inputs=self._parameters)
                     tokens += int(counts_B.sum())
             finally:
@@ -297,6 +306,8 @@ class HooksBackend(_ChunkedBackend[RowT]):
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
                 owners.setdefault(id(parameter), []).append(module)
+        # Looking for them through all layers takes a tenth of a short pass.
+        self._all = list(model.parameters())
         self._layers: list[torch.nn.Linear] = []
         for name, parameter in parameters.items():
             match owners.get(id(parameter)):
@@ -340,7 +351,7 @@ class HooksBackend(_ChunkedBackend[RowT]):
 
             return on_forward
 
-        trained = [p for p in self._model.parameters() if p.requires_grad]
+        trained = [p for p in self._all if p.requires_grad]
         handles = [
             layer.register_forward_hook(watch(part))
             for layer, part in zip(self._layers, self._slices, strict=True)

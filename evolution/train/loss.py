@@ -161,18 +161,13 @@ def _look(
     weights_BT, behaviour_BT = batch.weights[:, 1:], batch.logprobs[:, 1:]
     if not keep:
         said = model(input_ids=batch.ids, use_cache=False)
-        logits_BTV = _at(said.logits[:, :-1], temperature)
+        logits_BTV = _at(said.logits, temperature)
         value_BT = getattr(said, "value", None)
-        logprob_BT = -torch.nn.functional.cross_entropy(
-            logits_BTV.float().transpose(1, 2),
-            target_BT.masked_fill(~loss_BT, -100),
-            reduction="none",
-            ignore_index=-100,
-        )
+        logprob_BT = _of_targets(logits_BTV, target_BT, loss_BT)
         outs = [
             TokenOut(
                 logprob_BT[i],
-                logits_BTV[i],
+                logits_BTV[i, :-1],
                 {name: known[name][i] for name in known},
                 None if value_BT is None else value_BT[i, :-1],
             )
@@ -206,6 +201,23 @@ def _look(
         for i in range(len(target_BT))
     ]
     return outs, rows, logprob_N
+
+
+def _of_targets(
+    logits_BTV: torch.Tensor, target_BL: torch.Tensor, loss_BL: torch.Tensor
+) -> torch.Tensor:
+    """Log-probability of every next token, L = T − 1; zero where there is no loss.
+
+    A position is a row here, its vocabulary side by side in memory: over a vocabulary that is not,
+    torch sums in turn, takes twice as long and loses a hundred times as much to rounding (49,152
+    tokens: 5e-4 of a gradient). No position is cut off beforehand: that would be a copy.
+    """
+    none_B1 = target_BL.new_full((len(target_BL), 1), -100)
+    wanted_BT = torch.cat([target_BL.masked_fill(~loss_BL, -100), none_B1], dim=1)
+    nll_N = torch.nn.functional.cross_entropy(
+        logits_BTV.float().flatten(0, 1), wanted_BT.flatten(), reduction="none", ignore_index=-100
+    )
+    return -nll_N.view(wanted_BT.shape)[:, :-1]
 
 
 def _at(logits: torch.Tensor, temperature: float) -> torch.Tensor:

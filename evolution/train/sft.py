@@ -95,12 +95,14 @@ class RowTerms:
         *,
         temperature: float = 1.0,
         progress: Callable[[], float] = float,
+        keep: bool = False,
     ) -> None:
-        """Take the objective, the temperature of what it sees, and how far its training has come.
+        """Take the objective, the temperature of what it sees, how far its training has come, and
+        whether the model computes logits only where it is asked to (``keeps_agent_logits``).
 
         Raises:
             EvolverSetupError: It looks at whole batches, or cannot be loaded.
-        """
+        """  # noqa: D205  # one sentence
         if issubclass(objective.load(), Batchwise):
             raise EvolverSetupError(f"{objective} looks at whole batches: no row stands alone")
         self._objective = objective
@@ -108,6 +110,7 @@ class RowTerms:
         self._needs = sorted(objective.needs - {VALUE})
         self._temperature = temperature
         self._progress = progress
+        self._keep = keep
 
     def length(self, row: Row) -> int:
         """Tokens of a row."""
@@ -126,11 +129,12 @@ class RowTerms:
         return (*batch[:4], *(batch.known[name] for name in self._needs))
 
     def sums(
-        self, model: Callable[..., Any], *batch: torch.Tensor
+        self, model: Callable[..., Any], *batch: torch.Tensor, alone: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums of the terms over each row's mask, and the masks' numbers of tokens.
 
-        The batch is what ``collate`` returned.
+        The batch is what ``collate`` returned. Beside rows of other units nothing is left out: how
+        many logits there are decides how they are rounded.
         """
         ids_BT, mask_BT, weights_BT, logprobs_BT, *rest = batch
         known = dict(zip(self._needs, rest, strict=True))
@@ -139,7 +143,7 @@ class RowTerms:
             model,
             padded,
             _Fresh(self._objective, self._progress()),
-            keep=False,
+            keep=alone and self._keep,
             temperature=self._temperature,
         )
         return sums_B, padded.mask[:, 1:].sum(dim=1)
@@ -256,10 +260,11 @@ class SftTrainer(Trainer):
             yield
 
     def _keeps(self) -> bool:
+        return saves_memory(self._spec, self._device) and self._can_keep()
+
+    def _can_keep(self) -> bool:
         if self._keep is None:
-            self._keep = saves_memory(self._spec, self._device) and keeps_agent_logits(
-                self._model, self._device
-            )
+            self._keep = keeps_agent_logits(self._model, self._device)
         return self._keep
 
     def _reader(self) -> Callable[..., Any]:
@@ -309,7 +314,12 @@ class SftTrainer(Trainer):
         made = BACKENDS[backend](
             model=self._model,
             parameters={name: chosen[name] for name in names},
-            loss=RowTerms(objective, temperature=temperature, progress=lambda: self._progress),
+            loss=RowTerms(
+                objective,
+                temperature=temperature,
+                progress=lambda: self._progress,
+                keep=self._can_keep(),
+            ),
             probe=PROBE_ROWS,
             divisor=divisor,
         )

@@ -58,7 +58,7 @@ def test_not_one_bit_depends_on_other_units_their_order_or_number(threads):
 
 def test_a_neighbour_whose_gradient_is_no_number_changes_no_bit():
     class Steep(tiny.RowSums):
-        def sums(self, model, *batch):
+        def sums(self, model, *batch, alone=False):
             sums, counts = super().sums(model, *batch)
             # Rows that begin with a one have an infinite loss.
             return torch.where(batch[0][:, 0] == 1, torch.inf, 1.0) * sums, counts
@@ -96,7 +96,7 @@ def test_lengths_of_passes_are_at_most_a_quarter_apart():
     assert all(after <= 1.25 * before for before, after in pairwise(sizes))
 
 
-def test_units_of_which_a_pass_would_hold_one_row_have_no_mates_and_no_test(monkeypatch):
+def test_units_of_which_a_pass_would_or_should_hold_one_row_have_no_mates_and_no_test(monkeypatch):
     """And a model whose rows are tied beside each other ties nobody there."""
     monkeypatch.setattr(fixed, "_PASS_TOKENS", 100)
     model = tiny.model(last=Tied())
@@ -106,6 +106,11 @@ def test_units_of_which_a_pass_would_hold_one_row_have_no_mates_and_no_test(monk
     assert backend.tested_up_to(55) == [16, 20, 24, 28, 32, 40, 48]
     loop = made(model, LoopBackend)
     assert got == [next(iter(loop.unit_gradients([unit]))).tobytes() for unit in mine]
+    monkeypatch.setattr(fixed, "_ROW_PRODUCTS", 48 * sum(p.numel() for p in model.parameters()))
+    monkeypatch.setattr(fixed, "_PASS_TOKENS", 1000)
+    assert backend.tested_up_to(100) == [16, 20, 24, 28, 32, 40, 48]
+    assert got == [vector.tobytes() for vector in backend.unit_gradients(mine)]
+    monkeypatch.setattr(fixed, "_ROW_PRODUCTS", 1 << 34)
     monkeypatch.setattr(fixed, "_PASS_TOKENS", 112)
     list(backend.unit_gradients(mine))
     assert backend.one_by_one.startswith("units of 16, 56 tokens:")

@@ -22,7 +22,7 @@ def make(name, model, loss=None):
 class BatchMean(tiny.RowSums):
     """What ``model(labels=…)`` returns: one mean over all tokens of the batch."""
 
-    def sums(self, model, *batch):
+    def sums(self, model, *batch, alone=False):
         sums, counts = super().sums(model, *batch)
         return sums.sum() / counts.sum(), counts.sum()
 
@@ -30,19 +30,19 @@ class BatchMean(tiny.RowSums):
 class SpreadMean(tiny.RowSums):
     """The batch mean again, cut into rows so that its shape looks right."""
 
-    def sums(self, model, *batch):
+    def sums(self, model, *batch, alone=False):
         sums, counts = super().sums(model, *batch)
         return sums / counts.sum() * counts.float().mean(), counts
 
 
 class SharedCount(tiny.RowSums):
-    def sums(self, model, *batch):
+    def sums(self, model, *batch, alone=False):
         sums, counts = super().sums(model, *batch)
         return sums, counts.sum().expand(len(counts))
 
 
 class FloatCount(tiny.RowSums):
-    def sums(self, model, *batch):
+    def sums(self, model, *batch, alone=False):
         sums, counts = super().sums(model, *batch)
         return sums, counts.float()
 
@@ -50,7 +50,7 @@ class FloatCount(tiny.RowSums):
 class Baseline(tiny.RowSums):
     """Weights a row by how it compares with the mean of the batch, as group baselines do."""
 
-    def sums(self, model, *batch):
+    def sums(self, model, *batch, alone=False):
         sums, counts = super().sums(model, *batch)
         return sums * (1 + sums.detach() - sums.detach().mean()), counts
 
@@ -121,7 +121,7 @@ def test_the_shapes_are_checked_on_every_batch(name):
     class Later(tiny.RowSums):
         calls = 0
 
-        def sums(self, model, *batch):
+        def sums(self, model, *batch, alone=False):
             self.calls += 1
             sums, counts = super().sums(model, *batch)
             return (sums, counts) if self.calls <= 5 else (sums.sum(), counts)

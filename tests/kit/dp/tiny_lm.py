@@ -62,7 +62,7 @@ class RowSums:
             agent[index, : len(tokens)] = torch.tensor(mask)
         return ids, agent
 
-    def sums(self, model, *batch):
+    def sums(self, model, *batch, alone=False):
         ids, agent = batch
         logits = model(input_ids=ids).logits[:, :-1]
         nll = torch.nn.functional.cross_entropy(
