@@ -12,6 +12,7 @@ has to cut the batch) and one thread.
                 continuous Gaussian noise from torch's generator (its secure mode is not available)
     …, cut      the same without the logits that no loss looks at, which ``loop`` leaves out too,
                 and ``fixed`` where it computes one unit at a time
+    …, uncut    the same with them
 
 The arms take turns and the order rotates; a ratio is the median of the ratios of neighbours in
 time, in CPU seconds of one thread, so that a busy machine slows both sides. The base of "vs_opacus"
@@ -76,6 +77,7 @@ TOKENS_PER_STEP = 4096
 CORE_UNITS = 16
 LENGTHS = (64, 256, 1024)
 LOSS = RowTerms(Part.own("nll"), keep=True)
+UNCUT = RowTerms(Part.own("nll"))
 
 TakeStep = Callable[[], None]
 
@@ -135,12 +137,14 @@ def plain(base: Path, rows: Sequence[Row]) -> TakeStep:
     return take
 
 
-def ours(base: Path, backend: str, rows: Sequence[Row], receipt: TrainingReceipt) -> TakeStep:
+def ours(
+    base: Path, backend: str, rows: Sequence[Row], receipt: TrainingReceipt, loss: RowTerms = LOSS
+) -> TakeStep:
     model, parameters = adapted(base)
     gradients = BACKENDS[backend](
         model=model.eval(),
         parameters=parameters,
-        loss=LOSS,
+        loss=loss,
         probe=(sequence(0, 8), sequence(1, 12)),
     )
     step: DpStep[Row] = DpStep(receipt=receipt, dimension=gradients.dimension, backend=gradients)
@@ -279,11 +283,12 @@ def steps_at(
         ),
     )
     arms = {"plain": plain(base, rows)}
-    for number, backend in enumerate(BACKENDS):
+    told = {**{name: (name, LOSS) for name in BACKENDS}, "loop, uncut": ("loop", UNCUT)}
+    for number, (name, (backend, loss)) in enumerate(told.items()):
         receipt = ledger.reserve_training(
             run=f"{length}", round=number, spec=spec, adapter_sha256=bytes(32)
         )
-        arms[backend] = ours(base, backend, rows, receipt)
+        arms[name] = ours(base, backend, rows, receipt, loss)
     their_arms, refused = opacus_arms(base, modes, rows)
     seconds = in_turn({**arms, **their_arms}, repeats)
     median = {name: statistics.median(values) for name, values in seconds.items()}
@@ -307,7 +312,7 @@ def steps_at(
         "fastest_opacus": fastest,
         "vs_opacus": ratio(seconds[DEFAULT_BACKEND], seconds[fastest]),
         "loop_vs_opacus": ratio(seconds["loop"], seconds[fastest]),
-        "vs_nondp": {name: ratio(seconds[name], seconds["plain"]) for name in BACKENDS},
+        "vs_nondp": {name: ratio(seconds[name], seconds["plain"]) for name in told},
         "opacus_vs_nondp": ratio(seconds[fastest], seconds["plain"]),
         "core_share": share,
         "refused": sorted(refused),
@@ -391,7 +396,7 @@ def main() -> int:
                 "vs_opacus": {str(t): round(r["vs_opacus"], 3) for t, r in results.items()},
                 "vs_nondp": {
                     name: {str(t): round(r["vs_nondp"][name], 3) for t, r in results.items()}
-                    for name in BACKENDS
+                    for name in (*BACKENDS, "loop, uncut")
                 },
                 "tests_steps": {str(t): round(r["tests_steps"], 1) for t, r in results.items()},
                 "loop_vs_opacus": {
