@@ -209,7 +209,7 @@ def _of_targets(
     """Log-probability of every next token, L = T − 1; zero where there is no loss.
 
     A position is a row here, its vocabulary side by side in memory: over a vocabulary that is not,
-    torch sums in turn, takes twice as long and loses a hundred times as much to rounding (49,152
+    torch sums in turn, takes twice as long and loses tens of times as much to rounding (49,152
     tokens: 5e-4 of a gradient). No position is cut off beforehand: that would be a copy.
     """
     none_B1 = target_BL.new_full((len(target_BL), 1), -100)
