@@ -307,7 +307,7 @@ class HooksBackend(_ChunkedBackend[RowT]):
             for parameter in module.parameters(recurse=False):
                 owners.setdefault(id(parameter), []).append(module)
         # Looking for them through all layers takes a tenth of a short pass.
-        self._all = list(model.parameters())
+        self._all_parameters = list(model.parameters())
         self._layers: list[torch.nn.Linear] = []
         for name, parameter in parameters.items():
             match owners.get(id(parameter)):
@@ -351,7 +351,7 @@ class HooksBackend(_ChunkedBackend[RowT]):
 
             return on_forward
 
-        trained = [p for p in self._all if p.requires_grad]
+        trained = [p for p in self._all_parameters if p.requires_grad]
         handles = [
             layer.register_forward_hook(watch(part))
             for layer, part in zip(self._layers, self._slices, strict=True)

@@ -289,20 +289,20 @@ def _step_s(
 
 
 def _longest_row(tokens: int, needs: frozenset[str]) -> Row:
-    """A row of so many tokens, half of them the agent's."""
+    """A row of so many tokens, all but the first the agent's: each may ask for logits."""
     row = Row.of(_longest_success(tokens))
     return row.knowing(dict.fromkeys(needs, row.logprobs))
 
 
 def _longest_success(tokens: int) -> Trajectory:
-    own = max(1, tokens // 2)
+    own = max(1, tokens - 1)
     return Trajectory(
         task=Task(environment=_NAME, task_id=0),
         steps=(
             Step(
                 observation="",
                 action="",
-                context_ids=(1,) * max(1, tokens - own),
+                context_ids=(1,),
                 action_ids=(2,) * own,
                 action_logprobs=(0.0,) * own,
             ),

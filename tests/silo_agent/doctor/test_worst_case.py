@@ -91,3 +91,9 @@ def test_a_slower_machine_is_proposed_more(config, monkeypatch):
 def test_where_no_time_is_demanded_nothing_is_measured(config, mode):
     with pytest.raises(EvolverSetupError, match="nothing to measure"):
         worst_case(config, plan_of(mode))
+
+
+@pytest.mark.parametrize("tokens", [2, 33])
+def test_of_the_measured_row_every_token_but_the_first_is_the_agents(tokens):
+    row = measured._longest_row(tokens, frozenset())
+    assert (len(row), row.mask.tolist()) == (tokens, [False] + [True] * (tokens - 1))
