@@ -40,7 +40,7 @@ def gradients(base, *, dtype="float32", rank=4):
     return made["fixed"], made["loop"]
 
 
-def stands_apart(base, lengths):
+def stands_apart(base, lengths, *, allowed=1e-5):
     fixed, loop = gradients(base)
     units = [
         tuple(row(10 * index + place, length, 150) for place in range(1 + index % 3))
@@ -54,7 +54,7 @@ def stands_apart(base, lengths):
         (alone,) = fixed.unit_gradients([unit])
         assert alone.tobytes() == together[index]
         (expected,) = loop.unit_gradients([unit])
-        assert np.linalg.norm(alone - expected) <= 1e-5 * np.linalg.norm(expected)
+        assert np.linalg.norm(alone - expected) <= allowed * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -100,7 +100,7 @@ def test_a_unit_alone_without_a_token_of_the_loss_has_no_gradient():
 @pytest.mark.long
 def test_on_a_pretrained_model(tmp_path):
     # The last is longer than passes of several rows of such a model are.
-    stands_apart(smollm2.base(tmp_path), [30, 31, 62, 64, 64, 120])
+    stands_apart(smollm2.base(tmp_path), [30, 31, 62, 64, 64, 120], allowed=2e-4)
 
 
 @pytest.mark.long
