@@ -19,6 +19,9 @@ time, in CPU seconds of one thread, so that a busy machine slows both sides. The
 is its fastest mode at that T.
 "ours" is the default, ``fixed``; what its tests of a shape take, once a round, is told in steps.
 
+Then rounds of mixed lengths: gradients alone, the tests of every shape in use at the start of each
+round included, of ``fixed`` against ``loop``.
+
 The last part takes no model: noise, clip and grid alone at large d, on one core.
 
 Prints tables and, as its last line, the figures as JSON.
@@ -76,6 +79,14 @@ CLIP, NOISE = 1.0, 1.0
 TOKENS_PER_STEP = 4096
 CORE_UNITS = 16
 LENGTHS = (64, 256, 1024)
+MIXES = (
+    (32, 4, 40, 200),
+    (32, 10, 40, 200),
+    (16, 4, 100, 900),
+    (64, 4, 100, 900),
+    (32, 20, 40, 80),
+)
+"""Units of a step, steps of a round, and between which lengths."""
 LOSS = RowTerms(Part.own("nll"), keep=True)
 UNCUT = RowTerms(Part.own("nll"))
 
@@ -336,6 +347,40 @@ def test_seconds(base: Path, rows: Sequence[Row]) -> float:
     return max(0.0, taken[0] - taken[1])
 
 
+def rounds_of_mixed_lengths(base: Path, repeats: int) -> dict[str, float]:
+    """A round with ``fixed``, tests and all, against the same with ``loop``: ratios of CPU time."""
+    model, parameters = adapted(base)
+    loop, fixed = (
+        BACKENDS[name](
+            model=model.eval(),
+            parameters=parameters,
+            loss=LOSS,
+            probe=(sequence(0, 8), sequence(1, 12)),
+        )
+        for name in ("loop", "fixed")
+    )
+    found: dict[str, float] = {}
+    print("\nrounds of mixed lengths\nunits  steps  lengths   fixed with its tests, of loop")
+    for count, steps, least, most in MIXES if repeats > 1 else MIXES[:1]:
+        rng = np.random.default_rng([count, steps, most])
+        batches = [
+            sorted((sequence(i, int(rng.integers(least, most))) for i in range(count)), key=len)
+            for _ in range(steps)
+        ]
+        seconds: dict[str, list[float]] = {"loop": [], "fixed": []}
+        for _ in range(min(repeats, 3)):
+            for name, backend in (("loop", loop), ("fixed", fixed)):
+                started = time.process_time()
+                backend.renew()
+                for rows in batches:
+                    list(backend.unit_gradients([[row] for row in rows]))
+                seconds[name].append(time.process_time() - started)
+        of_loop = ratio(seconds["fixed"], seconds["loop"])
+        found[f"{count}x{steps} {least}-{most}"] = round(of_loop, 2)
+        print(f"{count:5d} {steps:6d} {least:4d}-{most:3d} {of_loop:10.2f}")
+    return found
+
+
 def core_seconds(dimension: int, units: int, repeats: int) -> dict[str, float]:
     """Noise, and clip and grid of all units, of one step without a model: median CPU seconds."""
     grid = Grid(clip_l2=CLIP, steps=1 << 18, dimension=dimension)
@@ -385,6 +430,7 @@ def main() -> int:
                 base=options.base,
                 modes=options.modes,
             )
+    mixed = rounds_of_mixed_lengths(options.base, options.repeats)
     core = core_seconds(options.dimension, CORE_UNITS, 1 if options.quick else 3)
     print(
         f"\nd = {options.dimension}, {CORE_UNITS} units, one core: noise {core['noise']:.2f} s, "
@@ -398,6 +444,7 @@ def main() -> int:
                     name: {str(t): round(r["vs_nondp"][name], 3) for t, r in results.items()}
                     for name in (*BACKENDS, "loop, uncut")
                 },
+                "rounds_of_loop": mixed,
                 "tests_steps": {str(t): round(r["tests_steps"], 1) for t, r in results.items()},
                 "loop_vs_opacus": {
                     str(t): round(r["loop_vs_opacus"], 3) for t, r in results.items()

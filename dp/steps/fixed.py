@@ -4,7 +4,7 @@ A float32's last bits depend on how a matrix product is cut into pieces, and tha
 every pass has one of a few shapes. A unit's longest row alone decides about its tokens, and the
 rows are a power of two::
 
-    tokens    the next of 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, …
+    tokens    the next of 16, 24, 32, 48, 64, 96, 128, …
     rows      1, 2, 4, … up to 1024 / tokens, as many as 2^26 coordinates allow
 
 What a pass lacks is filled with null rows: zeros, which no token of a loss stands in. In passes of
@@ -16,9 +16,9 @@ and has no mates to test.
 That a row gets the same bits is a property of the libraries and of the machine, not of this code,
 so it is tested and not believed: on public rows, for a number of tokens when it is first used,
 again after ``renew``, and for another number of threads. The most rows that a pass may have are
-computed once as they are, once with one row in all places, once backwards and beside null rows, and
-then half as many, a quarter, … of them. Numbers of rows at which a bit differs are not used; where
-the bits at the most rows depend on mates or places, such units are computed one by one, by
+computed once as they are, and once with all of them in other places, a quarter of them null rows.
+Then half as many of them, a quarter, … are, in other places again. Numbers of rows at which a bit
+differs are not used; where it does at the most rows, such units are computed one by one, by
 ``LoopBackend``, and so is everything where hooks do not see a parameter. ``one_by_one`` says it.
 
 Invariants:
@@ -174,7 +174,7 @@ def passes_up_to(longest: int) -> list[int]:
     """The numbers of tokens that passes may have for units of up to so many, ascending."""
     sizes = [_LEAST_TOKENS]
     while sizes[-1] < longest:
-        sizes.append(sizes[-1] + (1 << (sizes[-1].bit_length() - 1)) // 4)
+        sizes.append(sizes[-1] + (1 << (sizes[-1].bit_length() - 1)) // 2)
     return sizes
 
 
@@ -191,23 +191,22 @@ def _counts_apart(
     """  # noqa: D205  # one sentence
     batch = [_made(one, rows, tokens) for one in public]
     apart, _ = hooks.row_gradients(batch)
-    one = [tensor[:1].expand(rows, -1).contiguous() for tensor in batch]
-    everywhere, _ = hooks.row_gradients(one)
-    backwards = [tensor.clone() for tensor in batch]
-    for tensor in backwards:
-        tensor[1::2] = 0
-    halved, _ = hooks.row_gradients([tensor.flip(0) for tensor in backwards])
-    if not (
-        bool(apart[0].any())
-        and _same(everywhere, apart[:1].expand(rows, -1))
-        and _same(halved.flip(0)[::2], apart[::2])
-    ):
-        return ()
-    counts = [rows]
-    while (fewer := counts[0] // 2) and _same(
-        hooks.row_gradients([tensor[:fewer] for tensor in batch])[0], apart[:fewer]
-    ):
-        counts.insert(0, fewer)
+    counts: list[int] = []
+    count = rows if bool(apart[0].any()) else 0
+    while count:
+        # Three is odd: of so many rows none stays in its place, and no two come to one.
+        origin = [(3 * place + 1) % rows for place in range(count)]
+        moved = [tensor[origin] for tensor in batch]
+        # Every fourth, or second, place: whoever stood there before stands elsewhere now.
+        null = set(range(min(4, rows) - 1, rows, 4)) if count == rows else set()
+        for tensor in moved:
+            tensor[sorted(null)] = 0
+        held = [place for place in range(count) if place not in null]
+        found, _ = hooks.row_gradients(moved)
+        if not _same(found[held], apart[[origin[place] for place in held]]):
+            break
+        counts.insert(0, count)
+        count //= 2
     return tuple(counts)
 
 

@@ -26,8 +26,9 @@ def test_every_arm_runs_and_the_last_line_is_the_figures():
     assert finished.returncode == 0, finished.stderr
     figures = json.loads(finished.stdout.splitlines()[-1])
     assert figures["vs_opacus"]["64"] > 0
-    assert set(figures["vs_nondp"]) == {"fixed", "loop", "hooks", "functorch"}
+    assert set(figures["vs_nondp"]) == {"fixed", "loop", "loop, uncut", "hooks", "functorch"}
     assert figures["fastest_opacus"]["64"].startswith("opacus/")
+    assert figures["rounds_of_loop"]["32x4 40-200"] > 0
     assert figures["noise_s"] > 0
     for arm in ("plain", "opacus/hooks", "opacus/ghost"):
         assert arm in finished.stdout

@@ -71,7 +71,7 @@ def test_on_the_shipped_base(threads):
 def test_only_a_unit_that_is_alone_decides_how_many_logits_there_are(backend):
     trainer = SftTrainer(ROOT / "lab" / "base_model", rank=4, alpha=8.0, dtype="float32")
     names = sorted(trainer.adapter())
-    units = [(row(index, 30, 150), row(index, 40, 150)) for index in range(3)]
+    units = [(row(index, 30, 150), row(index, 48, 150)) for index in range(3)]
     made = trainer.gradients(names, Part.own("nll"), backend=backend)
     widths = []
     trainer._model.get_output_embeddings().register_forward_hook(
@@ -81,11 +81,11 @@ def test_only_a_unit_that_is_alone_decides_how_many_logits_there_are(backend):
     if backend == "loop":
         assert widths == [sum(int(one.mask[1:].sum()) for one in unit) for unit in units]
     else:
-        assert {width % 40 for width in widths} == {0}
+        assert {width % 48 for width in widths} == {0}
     trainer._keep, trainer._backend = False, None
     widths.clear()
     plain = list(trainer.gradients(names, Part.own("nll"), backend="loop").unit_gradients(units))
-    assert widths[-3:] == [80, 80, 80]
+    assert widths[-3:] == [96, 96, 96]
     for vector, expected in zip(found, plain, strict=True):
         assert np.linalg.norm(vector - expected) <= 1e-5 * np.linalg.norm(expected)
 
