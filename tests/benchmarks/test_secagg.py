@@ -7,6 +7,8 @@ import sys
 from fractions import Fraction
 from math import comb
 
+import pytest
+
 from tests.kit.paths import ROOT
 
 
@@ -37,6 +39,7 @@ def test_our_side_of_the_comparison():
     assert len(figures["digests"]) == 8
 
 
+@pytest.mark.long
 def test_scaling():
     figures = _run("secagg_scaling.py")
     assert figures["corrupt_answers"] == 3
@@ -52,6 +55,7 @@ def chance(n, k, marked, least):
     return Fraction(ways, comb(n - 1, k))
 
 
+@pytest.mark.long
 def test_more_silos_than_a_cohort_may_have_and_the_neighbours_they_would_need():
     figures = _run("secagg_beyond.py")
     assert figures["square"]["40"]["silo_mib"] > 5 * figures["square"]["5"]["silo_mib"]

@@ -61,6 +61,7 @@ def test_a_credit_over_all_groups_tells_more_than_is_claimed(tmp_path):
     assert not found.holds
 
 
+@pytest.mark.long
 def test_a_backend_that_couples_units_tells_more_than_is_claimed(tmp_path, monkeypatch):
     """Each unit's gradient holds a part of its neighbours': of the canary's, if that is there.
 

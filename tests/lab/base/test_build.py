@@ -49,6 +49,7 @@ def test_same_seed_gives_the_same_weights_and_other_seeds_do_not(short_build, tm
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.long
 def test_build_is_an_ordinary_directory_with_its_recipe(short_build):
     out, record, seen = short_build
     model = AutoModelForCausalLM.from_pretrained(out)
@@ -154,6 +155,7 @@ def test_shipped_model_beats_a_random_player(shipped, name):
     assert np.mean(solved) > random_player + 0.05
 
 
+@pytest.mark.long
 def test_shipped_model_solves_some_of_every_craft_shard(shipped):
     """Filtering needs successes at every silo, at the temperature silos explore with."""
     model, tokenizer = shipped

@@ -91,6 +91,7 @@ def test_the_bandit_is_told_apart_by_its_line_alone(tmp_path):
     assert (out / "silent" / "probes.png").stat().st_size > 1000
 
 
+@pytest.mark.long
 def test_what_was_trained_is_taken_up_and_half_of_a_file_is_made_again(tmp_path):
     file, out = write(tmp_path, BANDITS), tmp_path / "out"
     options = (file, "--setting", "told", "--out", out, "--steps", 1, "--episodes", 6)

@@ -236,6 +236,7 @@ class EndedError(Exception):
     """What stands for a kill inside the process."""
 
 
+@pytest.mark.long
 def test_a_guarded_run_that_was_ended_goes_on_to_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(judging, "outcome_of", lambda *_: Outcome.SUCCESS)
     run = guarded(tmp_path)
@@ -254,6 +255,7 @@ def test_a_guarded_run_that_was_ended_goes_on_to_the_same_bits(tmp_path, monkeyp
     assert facts(play_run(run, tmp_path / "rest", progress=quiet, states=states())) == facts(whole)
 
 
+@pytest.mark.long
 def test_a_guard_that_judges_by_figures_serves_what_it_passed(tmp_path):
     run = guarded(tmp_path).model_copy(
         update={"guard": GuardTable(tasks=8, base_tries=1, tau=1, violations=1)}

@@ -27,7 +27,9 @@ BASE = ROOT / "lab" / "base_model"
 SMALL = HEAD.replace("held_out = 16", "held_out = 4").replace("rounds = 2", "rounds = 1")
 
 
-@pytest.mark.parametrize("method", ["fedse_personal", "fedsa"])
+@pytest.mark.parametrize(
+    "method", ["fedse_personal", pytest.param("fedsa", marks=pytest.mark.long)]
+)
 def test_silos_that_share_a_pair_do_what_silos_with_pairs_of_their_own_do(tmp_path, method):
     """Bit for bit, round after round, with a judge that plays in between."""
     loaded = load_experiment(write(tmp_path, SMALL + SILOS + setting("x", method)))

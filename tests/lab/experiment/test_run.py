@@ -67,6 +67,7 @@ def test_masked_and_plain_sums_give_the_same_adapters_and_curves(tmp_path, metho
     assert sum(row["successes"]["craft"] for row in rounds) > 0
 
 
+@pytest.mark.long
 def test_a_value_head_goes_through_the_masked_sum_and_one_of_each_silo_does_not(tmp_path):
     """PPO with its critic federated, under masks, is what it is in plain sums, bit for bit."""
 

@@ -119,6 +119,7 @@ def test_what_an_attack_changes_is_that_of_a_second_script(recomputed):
             assert said == pytest.approx(recomputed["poisoning"][f"{kept}-{attack}"], abs=0.06)
 
 
+@pytest.mark.long
 def test_the_panel_is_that_of_its_rows_and_every_decision_comes_out_again(recomputed):
     kept = PAGES / "data" / PANEL
     planned = load_experiment(kept / "experiment.toml")

@@ -21,7 +21,7 @@ from tests.kit.server.cuts import cut_in, require_clean, require_one_attempt
 from tests.kit.server.run_checks import require_chain, require_exact
 from tests.kit.server.storage_faults import Fault
 
-SHARDS = 2
+SHARDS = 4
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from tests.kit.server import world as sw
 from tests.kit.server.cuts import Cut, cut_in, require_clean, require_one_attempt
 from tests.kit.server.run_checks import require_chain, require_exact
 
-SHARDS = 4
+SHARDS = 8
 """The instants are dealt out to as many tests, which may run side by side."""
 
 

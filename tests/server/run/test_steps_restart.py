@@ -18,7 +18,7 @@ from tests.kit.server.cuts import Cut, require_clean
 from tests.kit.server.step_checks import places, require_sums, tasks
 from tests.kit.server.storage_faults import Fault
 
-SHARDS = 6
+SHARDS = 12
 """The instants are dealt out to as many tests, which may run side by side."""
 CLOSING = 12
 """Instants of step 0 that belong to its closing."""

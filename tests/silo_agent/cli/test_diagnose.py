@@ -77,6 +77,7 @@ def test_the_reference_itself_is_not_compared_with_itself(diagnose, tmp_path):
     assert not (tmp_path / DIRECTORY).exists()
 
 
+@pytest.mark.long
 def test_a_variant_is_compared_with_the_environment_as_everybody_has_it(diagnose, tmp_path):
     varied = (
         '[{ environment = "market", variant = { kind = "rank-wrapper", index = 1, choice = 2 } }]'

@@ -27,7 +27,14 @@ report()
 """
 
 
-@pytest.mark.parametrize("bad", ["time.sleep(600)", "sys.exit(3)", "MODEL = 'x'; chat(messages)"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param("time.sleep(600)", marks=pytest.mark.long),
+        "sys.exit(3)",
+        "MODEL = 'x'; chat(messages)",
+    ],
+)
 def test_a_unit_whose_harness_fails_costs_no_other_unit_anything(make_silo, adapter, tmp_path, bad):
     table = hs.program(tmp_path, BODY.replace("BAD", bad))
     setup = {

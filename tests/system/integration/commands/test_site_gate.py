@@ -41,6 +41,7 @@ def run_in_state(loopback, silo_id, state, run_id):
     )
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("site_gate")
 def test_a_run_waits_for_two_sites_begins_when_they_approve_and_not_where_one_refuses(loopback):
     plan, adapter = write_run(loopback, plan_toml(mode="silo", noise=1.0))

@@ -8,6 +8,8 @@ import os
 import signal
 from functools import partial
 
+import pytest
+
 from silo_agent.books.audit import AUDIT_FILE
 from tests.kit.processes import constant_federation as cf
 from tests.kit.waiting import until
@@ -21,6 +23,7 @@ def last_seen(loopback, silo_id):
     return loopback.metrics("coordinator")[name]
 
 
+@pytest.mark.long
 def test_a_silo_that_stalls_in_every_round_is_left_out_and_named(tmp_path):
     with cf.federation(tmp_path) as loopback:
         cf.let_cohorts_vary(loopback)

@@ -40,6 +40,7 @@ def test_a_second_is_refused_and_the_first_goes_on(loopback):
     assert audit.read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_standby_takes_over_a_round_in_the_middle_of_its_upload(loopback):
     loopback.kill("coordinator")
     dies(loopback, "1:masked_input:1")

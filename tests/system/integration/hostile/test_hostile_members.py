@@ -47,6 +47,7 @@ def test_a_silo_outside_the_roster_cannot_stop_the_run(tmp_path):
         assert last["run"]["state"] == "finished", last
 
 
+@pytest.mark.long
 def test_a_silo_that_spoils_every_sum_ends_the_run_after_two_of_them(tmp_path):
     """Random ring elements instead of its vector, in each round; the coordinator dies in between.
 

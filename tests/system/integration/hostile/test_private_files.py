@@ -31,6 +31,7 @@ def open_to_others(*directories):
     }
 
 
+@pytest.mark.long
 def test_a_round_and_a_backup_leave_nothing_open_to_others(tmp_path, everybody):
     with LoopbackFederation(directory=tmp_path) as federation:
         cf._found(federation, cf.SILOS)

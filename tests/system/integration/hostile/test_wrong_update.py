@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.kit.processes import constant_federation as cf
 from tests.kit.waiting import until
 
@@ -22,6 +24,7 @@ def refused_updates(loopback, silo_id):
     return [line for line in lines if line["event"] == "instruction_failed"]
 
 
+@pytest.mark.long
 def test_a_signed_wrong_update_stops_every_silo_until_the_coordinator_is_honest(tmp_path):
     with cf.federation(tmp_path) as loopback:
         loopback.kill("coordinator")
