@@ -161,28 +161,61 @@ def test_numbers_of_rows_at_which_bits_differ_are_not_used():
     mine = [(tiny.row(index, 14),) for index in range(20)]
     together = [vector.tobytes() for vector in backend.unit_gradients(mine)]
     assert not backend.one_by_one
-    assert backend._apart(backend._hooks, 16) == (16, 32, 64)
+    assert backend._apart(backend._hooks, 16) == (16, 32, 64, 128)
     for index, unit in enumerate(mine):
         assert next(iter(backend.unit_gradients([unit]))).tobytes() == together[index]
 
 
-def test_shapes_are_tested_once_and_again_when_renewed_or_on_other_threads(monkeypatch):
-    tested, honest = [], fixed._counts_apart
+def test_shapes_are_tested_once_again_when_renewed_and_anew_on_other_threads(monkeypatch):
+    backend, unit, passes = made(), (tiny.row(1, 30),), []
+    honest = backend._hooks.row_gradients
     monkeypatch.setattr(
-        fixed, "_counts_apart", lambda *given: tested.append(given[3]) or honest(*given)
+        backend._hooks, "row_gradients", lambda batch: passes.append(len(batch[0])) or honest(batch)
     )
-    backend, unit = made(), (tiny.row(1, 30),)
-    for _ in range(2):
+
+    def rows_of_passes():
+        passes.clear()
         list(backend.unit_gradients([unit]))
-    assert tested.count(32) == 1
-    backend.renew()
-    list(backend.unit_gradients([unit]))
-    assert tested.count(32) == 2
+        return passes[:-1]
+
+    first = [64, 64, 32, 16, 8, 4, 2, 1]
+    assert (rows_of_passes(), rows_of_passes()) == (first, [])
+    again = []
+    for _ in range(8):
+        backend.renew()
+        most, turn = rows_of_passes()
+        assert most == 64
+        again.append(turn)
+    assert set(again) == {1, 2, 4, 8, 16, 32, 64}
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
-    list(backend.unit_gradients([unit]))
+    anew = rows_of_passes()
     torch.set_num_threads(before)
-    assert tested.count(32) == 3
+    assert anew == first
+
+
+@pytest.mark.parametrize("late", [Tied, TiedByPlace, TiedByNumber])
+def test_a_library_that_begins_to_couple_rows_is_found_out_when_shapes_are_tested_again(late):
+    class Late(late):
+        began = False
+
+        def forward(self, x):
+            return super().forward(x) if self.began else x
+
+    layer = Late()
+    backend, mine = made(tiny.model(last=layer)), [(tiny.row(9, 14),)]
+    list(backend.unit_gradients(mine))
+    assert backend._apart(backend._hooks, 16)[0] == 1
+    layer.began = True
+    list(backend.unit_gradients(mine))
+    assert not backend.one_by_one
+    for _ in range(8):
+        backend.renew()
+        list(backend.unit_gradients(mine))
+    if late is TiedByNumber:
+        assert backend._apart(backend._hooks, 16) == (16, 32, 64, 128)
+    else:
+        assert "16 tokens" in backend.one_by_one
 
 
 def test_where_hooks_see_no_gradient_everything_is_computed_one_by_one():
