@@ -95,7 +95,6 @@ def test_one_policy_too_small_stops_a_run_before_anybody_works_or_pays(loopback)
     assert [one["survivors"] for one in rounds] == [list(cf.SILOS)] * 2
 
 
-@pytest.mark.long
 def test_asking_disturbs_no_round(loopback):
     plan, adapter = written(loopback, rounds=4, ready_after_s=1)
     run = loopback.start_run(plan, adapter, token="goes-on")
