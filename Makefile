@@ -33,7 +33,7 @@ demo: setup
 	$(BIN)/chorale demo $(DEMO_ARGS)
 
 # What tests write is small, and half of what many of them wait for is a disk that makes it last: they
-# write into memory where 2 GB of it are free.
+# write into memory where 2 GB of it are free; the 200 MB of the last run stay there.
 ROOM := $(shell df --output=avail -m /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 >= 2000 {print "/dev/shm"}')
 PYTEST = $(if $(ROOM),PYTEST_DEBUG_TEMPROOT=$(ROOM)) $(BIN)/pytest
 

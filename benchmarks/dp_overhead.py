@@ -17,11 +17,10 @@ has to cut the batch) and one thread.
 The arms take turns and the order rotates; a ratio is the median of the ratios of neighbours in
 time, in CPU seconds of one thread, so that a busy machine slows both sides. The base of "vs_opacus"
 is its fastest mode at that T.
-"ours" is the default, ``fixed``; what its tests of a shape take is told in steps, of a first round
-and of later ones.
+"ours" is the default, ``fixed``; what its tests of a shape take, once a round, is told in steps.
 
-Then rounds of mixed lengths, a first one and later ones: gradients alone, the tests of every shape
-in use included, of ``fixed`` against ``loop``.
+Then rounds of mixed lengths: gradients alone, the tests of every shape in use at the start of each
+round included, of ``fixed`` against ``loop``.
 
 The last part takes no model: noise, clip and grid alone at large d, on one core.
 
@@ -317,11 +316,10 @@ def steps_at(
         print(f"  opacus/{mode:11s} does not run: {why}")
     share = sum(core.values()) / median[DEFAULT_BACKEND]
     print(f"  noise, clip and grid: {share:.1%} of a step with {DEFAULT_BACKEND}")
-    first, again = (taken / median[DEFAULT_BACKEND] for taken in test_seconds(base, rows))
-    print(f"  tests of this shape: {first:.1f} steps, {again:.1f} in each later round")
+    tests = test_seconds(base, rows) / median[DEFAULT_BACKEND]
+    print(f"  tests of this shape: {tests:.1f} steps, once a round")
     return {
-        "tests_steps": first,
-        "tests_again_steps": again,
+        "tests_steps": tests,
         "fastest_opacus": fastest,
         "vs_opacus": ratio(seconds[DEFAULT_BACKEND], seconds[fastest]),
         "loop_vs_opacus": ratio(seconds["loop"], seconds[fastest]),
@@ -332,10 +330,8 @@ def steps_at(
     }
 
 
-def test_seconds(base: Path, rows: Sequence[Row]) -> tuple[float, float]:
-    """CPU seconds of the tests of a shape: what a first gradient takes more than another, and, on
-    average, a round's first more than that.
-    """  # noqa: D205  # one sentence
+def test_seconds(base: Path, rows: Sequence[Row]) -> float:
+    """CPU seconds of the tests of a shape: what a first gradient takes more than the next."""
     model, parameters = adapted(base)
     gradients = FixedBackend(
         model=model.eval(),
@@ -344,21 +340,27 @@ def test_seconds(base: Path, rows: Sequence[Row]) -> tuple[float, float]:
         probe=(sequence(0, 8), sequence(1, 12)),
     )
     taken = []
-    for turn in range(10):
+    for _ in range(2):
         started = time.process_time()
         list(gradients.unit_gradients([rows[:1]]))
         taken.append(time.process_time() - started)
-        if turn:
-            gradients.renew()
-    return max(0.0, taken[0] - taken[1]), max(0.0, statistics.mean(taken[2:]) - taken[1])
+    return max(0.0, taken[0] - taken[1])
 
 
-def rounds_of_mixed_lengths(base: Path, repeats: int) -> dict[str, list[float]]:
+def rounds_of_mixed_lengths(base: Path, repeats: int) -> dict[str, float]:
     """A round with ``fixed``, tests and all, against the same with ``loop``: ratios of CPU time."""
     model, parameters = adapted(base)
-    found: dict[str, list[float]] = {}
-    print("\nrounds of mixed lengths: fixed with its tests, of loop")
-    print("units  steps  lengths  first  later")
+    loop, fixed = (
+        BACKENDS[name](
+            model=model.eval(),
+            parameters=parameters,
+            loss=LOSS,
+            probe=(sequence(0, 8), sequence(1, 12)),
+        )
+        for name in ("loop", "fixed")
+    )
+    found: dict[str, float] = {}
+    print("\nrounds of mixed lengths\nunits  steps  lengths   fixed with its tests, of loop")
     for count, steps, least, most in MIXES if repeats > 1 else MIXES[:1]:
         rng = np.random.default_rng([count, steps, most])
         batches = [
@@ -366,26 +368,16 @@ def rounds_of_mixed_lengths(base: Path, repeats: int) -> dict[str, list[float]]:
             for _ in range(steps)
         ]
         seconds: dict[str, list[float]] = {"loop": [], "fixed": []}
-        backends = {
-            name: BACKENDS[name](
-                model=model.eval(),
-                parameters=parameters,
-                loss=LOSS,
-                probe=(sequence(0, 8), sequence(1, 12)),
-            )
-            for name in seconds
-        }
-        for _ in range(4 if repeats > 1 else 2):
-            for name, backend in backends.items():
+        for _ in range(min(repeats, 3)):
+            for name, backend in (("loop", loop), ("fixed", fixed)):
                 started = time.process_time()
                 backend.renew()
                 for rows in batches:
                     list(backend.unit_gradients([[row] for row in rows]))
                 seconds[name].append(time.process_time() - started)
-        first = ratio(seconds["fixed"][:1], seconds["loop"][:1])
-        later = ratio(seconds["fixed"][1:], seconds["loop"][1:])
-        found[f"{count}x{steps} {least}-{most}"] = [round(first, 2), round(later, 2)]
-        print(f"{count:5d} {steps:6d} {least:4d}-{most:3d} {first:6.2f} {later:6.2f}")
+        of_loop = ratio(seconds["fixed"], seconds["loop"])
+        found[f"{count}x{steps} {least}-{most}"] = round(of_loop, 2)
+        print(f"{count:5d} {steps:6d} {least:4d}-{most:3d} {of_loop:10.2f}")
     return found
 
 
@@ -453,10 +445,7 @@ def main() -> int:
                     for name in (*BACKENDS, "loop, uncut")
                 },
                 "rounds_of_loop": mixed,
-                "tests_steps": {
-                    str(t): [round(r["tests_steps"], 1), round(r["tests_again_steps"], 1)]
-                    for t, r in results.items()
-                },
+                "tests_steps": {str(t): round(r["tests_steps"], 1) for t, r in results.items()},
                 "loop_vs_opacus": {
                     str(t): round(r["loop_vs_opacus"], 3) for t, r in results.items()
                 },

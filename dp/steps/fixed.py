@@ -14,16 +14,12 @@ every token with every weight), ``LoopBackend`` computes one unit at a time, whi
 and has no mates to test.
 
 That a row gets the same bits is a property of the libraries and of the machine, not of this code,
-so it is tested and not believed: on public rows, for a number of tokens when it is first used, and
-for another number of threads. The most rows that a pass may have are computed once as they are, and
-once with all of them in other places, a quarter of them null rows. Then half as many of them, a
-quarter, … are, in other places again. Numbers of rows at which a bit differs are not used; where it
-does at the most rows, such units are computed one by one, by ``LoopBackend``, and so is everything
-where hooks do not see a parameter. ``one_by_one`` says it.
-
-After ``renew``, once a round, what is used is tested again, in two passes: the most rows, each of
-which is there twice, and as many of them as is one of the numbers' turn, in places that differ from
-round to round. Where a bit differs it is all tested anew.
+so it is tested and not believed: on public rows, for a number of tokens when it is first used,
+again after ``renew``, and for another number of threads. The most rows that a pass may have are
+computed once as they are, and once with all of them in other places, a quarter of them null rows.
+Then half as many of them, a quarter, … are, in other places again. Numbers of rows at which a bit
+differs are not used; where it does at the most rows, such units are computed one by one, by
+``LoopBackend``, and so is everything where hooks do not see a parameter. ``one_by_one`` says it.
 
 Invariants:
 
@@ -41,7 +37,6 @@ other values can see.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import sha256
 from itertools import groupby
 from typing import Final, TypeVar
 
@@ -99,9 +94,6 @@ class FixedBackend(GradientBackend[RowT]):
         self._weights = sum(parameter.numel() for parameter in model.parameters())
         self._counts: dict[tuple[int, int], tuple[int, ...]] = {}
         """By tokens and threads: the numbers of rows in which rows stand apart, ascending."""
-        self._tested: set[tuple[int, int]] = set()
-        """Of these what was tested since ``renew``."""
-        self._turn = 0
         super().__init__(
             model=model, parameters=parameters, loss=loss, probe=probe, divisor=divisor
         )
@@ -118,8 +110,7 @@ class FixedBackend(GradientBackend[RowT]):
 
     def renew(self) -> None:
         """Test every shape again before it is used again."""
-        self._tested.clear()
-        self._turn += 1
+        self._counts.clear()
 
     def tested_up_to(self, longest: int) -> list[int]:
         """The numbers of tokens, ascending, of passes that units of up to so many may have a test
@@ -174,11 +165,8 @@ class FixedBackend(GradientBackend[RowT]):
         if rows < 2:
             return ()
         key = (tokens, torch.get_num_threads())
-        if key not in self._tested:
-            counts = self._counts.get(key, ())
-            if not (counts and _still_apart(hooks, self._public, counts, tokens, turn=self._turn)):
-                self._counts[key] = _counts_apart(hooks, self._public, rows, tokens)
-            self._tested.add(key)
+        if key not in self._counts:
+            self._counts[key] = _counts_apart(hooks, self._public, rows, tokens)
         return self._counts[key]
 
 
@@ -203,64 +191,23 @@ def _counts_apart(
     """  # noqa: D205  # one sentence
     batch = [_made(one, rows, tokens) for one in public]
     apart, _ = hooks.row_gradients(batch)
-    if not bool(apart[0].any()):
-        return ()
-    bits = _digests(apart)
     counts: list[int] = []
-    count = rows
-    while count and _same_elsewhere(hooks, batch, count, bits, turn=0):
+    count = rows if bool(apart[0].any()) else 0
+    while count:
+        # Of a power of two none stays in its place, and no two come to one.
+        origin = [(3 * place + 1) % rows for place in range(count)]
+        moved = [tensor[origin] for tensor in batch]
+        # Where all are there: whoever stood in the place of a null row stands elsewhere now.
+        null = set(range(min(4, rows) - 1, rows, 4)) if count == rows else set()
+        for tensor in moved:
+            tensor[sorted(null)] = 0
+        held = [place for place in range(count) if place not in null]
+        found, _ = hooks.row_gradients(moved)
+        if not _same(found[held], apart[[origin[place] for place in held]]):
+            break
         counts.insert(0, count)
         count //= 2
     return tuple(counts)
-
-
-def _still_apart(
-    hooks: HooksBackend[RowT],
-    public: Sequence[torch.Tensor],
-    counts: Sequence[int],
-    tokens: int,
-    *,
-    turn: int,
-) -> bool:
-    """Whether that comes out again, as far as two passes show."""
-    half = counts[-1] // 2
-    twice = [*range(half), *((3 * place + 1 + 2 * turn) % half for place in range(half))]
-    batch = [_made(one, counts[-1], tokens)[twice] for one in public]
-    apart, _ = hooks.row_gradients(batch)
-    bits = _digests(apart)
-    return (
-        bool(apart[0].any())
-        and bits == tuple(bits[place] for place in twice)
-        and _same_elsewhere(hooks, batch, counts[turn % len(counts)], bits, turn=turn)
-    )
-
-
-def _same_elsewhere(
-    hooks: HooksBackend[RowT],
-    batch: Sequence[torch.Tensor],
-    count: int,
-    bits: Sequence[bytes],
-    *,
-    turn: int,
-) -> bool:
-    """Whether so many rows of a batch keep their bits in other places, and beside other rows."""
-    rows = len(batch[0])
-    # Three and what is added are odd: of a power of two none keeps its place, and all come up.
-    origin = [(3 * place + 1 + 2 * turn) % rows for place in range(count)]
-    moved = [tensor[origin] for tensor in batch]
-    # Where all rows are there: whoever stood in the place of a null row stands elsewhere now.
-    every = min(4, rows)
-    null = [(place + turn) % every == every - 1 and count == rows for place in range(count)]
-    for tensor in moved:
-        tensor[torch.tensor(null)] = 0
-    found = _digests(hooks.row_gradients(moved)[0])
-    held = zip(found, origin, null, strict=True)
-    return all(none or digest == bits[place] for digest, place, none in held)
-
-
-def _digests(rows: torch.Tensor) -> tuple[bytes, ...]:
-    """SHA-256 of each row's bits."""
-    return tuple(sha256(row.numpy().tobytes()).digest() for row in rows.contiguous())
 
 
 def _made(public: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
@@ -272,3 +219,8 @@ def _made(public: torch.Tensor, rows: int, tokens: int) -> torch.Tensor:
     for index, row in enumerate(made):
         row[tokens - index * tokens // (2 * rows) :] = 0
     return made
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two are equal bit for bit."""
+    return one.contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes()

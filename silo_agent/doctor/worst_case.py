@@ -265,14 +265,6 @@ def _step_s(
             backend=str(config.options(plan.recipe).get("gradient_backend", DEFAULT_BACKEND)),
         )
         tokens = min(plan.evolve.max_sequence_tokens, context)
-        # Before any other pass: the first test of a shape is the longest.
-        shapes = backend.tested_up_to(tokens) if isinstance(backend, FixedBackend) else []
-        tested_s = 0.0
-        if shapes:
-            row = _longest_row(shapes[-1], objective.card.needs)
-            began_s = time.monotonic()
-            list(backend.unit_gradients([[row]]))
-            tested_s = time.monotonic() - began_s
         row = _longest_row(tokens, objective.card.needs)
         grid = Grid(clip_l2=spec.clip_l2, steps=spec.grid, dimension=backend.dimension)
         total = UnitSum(grid, max_units=2)
@@ -282,6 +274,14 @@ def _step_s(
             (gradient,) = backend.unit_gradients([[row]])
             total.add(gradient)
             row_s = time.monotonic() - began_s
+        shapes = backend.tested_up_to(tokens) if isinstance(backend, FixedBackend) else []
+        tested_s = 0.0
+        if shapes:
+            backend.renew()
+            row = _longest_row(shapes[-1], objective.card.needs)
+            began_s = time.monotonic()
+            list(backend.unit_gradients([[row]]))
+            tested_s = time.monotonic() - began_s
     began_s = time.monotonic()
     noise = np.zeros(backend.dimension, dtype=np.uint32)
     add_noise(noise, spec.noise_multiplier * spec.grid, NoiseSource.fresh("worst case"))

@@ -166,32 +166,23 @@ def test_numbers_of_rows_at_which_bits_differ_are_not_used():
         assert next(iter(backend.unit_gradients([unit]))).tobytes() == together[index]
 
 
-def test_shapes_are_tested_once_again_when_renewed_and_anew_on_other_threads(monkeypatch):
-    backend, unit, passes = made(), (tiny.row(1, 30),), []
-    honest = backend._hooks.row_gradients
+def test_shapes_are_tested_once_and_again_when_renewed_or_on_other_threads(monkeypatch):
+    tested, honest = [], fixed._counts_apart
     monkeypatch.setattr(
-        backend._hooks, "row_gradients", lambda batch: passes.append(len(batch[0])) or honest(batch)
+        fixed, "_counts_apart", lambda *given: tested.append(given[3]) or honest(*given)
     )
-
-    def rows_of_passes():
-        passes.clear()
+    backend, unit = made(), (tiny.row(1, 30),)
+    for _ in range(2):
         list(backend.unit_gradients([unit]))
-        return passes[:-1]
-
-    first = [64, 64, 32, 16, 8, 4, 2, 1]
-    assert (rows_of_passes(), rows_of_passes()) == (first, [])
-    again = []
-    for _ in range(8):
-        backend.renew()
-        most, turn = rows_of_passes()
-        assert most == 64
-        again.append(turn)
-    assert set(again) == {1, 2, 4, 8, 16, 32, 64}
+    assert tested.count(32) == 1
+    backend.renew()
+    list(backend.unit_gradients([unit]))
+    assert tested.count(32) == 2
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
-    anew = rows_of_passes()
+    list(backend.unit_gradients([unit]))
     torch.set_num_threads(before)
-    assert anew == first
+    assert tested.count(32) == 3
 
 
 @pytest.mark.parametrize("late", [Tied, TiedByPlace, TiedByNumber])
@@ -209,9 +200,8 @@ def test_a_library_that_begins_to_couple_rows_is_found_out_when_shapes_are_teste
     layer.began = True
     list(backend.unit_gradients(mine))
     assert not backend.one_by_one
-    for _ in range(8):
-        backend.renew()
-        list(backend.unit_gradients(mine))
+    backend.renew()
+    list(backend.unit_gradients(mine))
     if late is TiedByNumber:
         assert backend._apart(backend._hooks, 16) == (16, 32, 64, 128)
     else:
