@@ -41,6 +41,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -49,6 +50,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 from dp.errors import CouplingError, SpecError
+from dp.steps.low_rank import add_per_row, pairs_in
 
 __all__ = [
     "MOST_COORDINATES",
@@ -286,7 +288,9 @@ class _ChunkedBackend(GradientBackend[RowT]):
 
 
 class HooksBackend(_ChunkedBackend[RowT]):
-    """Inputs and output gradients of linear layers, multiplied row by row."""
+    """Inputs and output gradients of linear layers, multiplied row by row; a low-rank pair beside
+    a frozen layer in one step (``dp.steps.low_rank``).
+    """  # noqa: D205  # one sentence
 
     def __init__(
         self,
@@ -308,11 +312,15 @@ class HooksBackend(_ChunkedBackend[RowT]):
                 owners.setdefault(id(parameter), []).append(module)
         # Looking for them through all layers takes a tenth of a short pass.
         self._all_parameters = list(model.parameters())
-        self._layers: list[torch.nn.Linear] = []
+        trained = {id(parameter) for parameter in parameters.values()}
+        self._pairs = pairs_in(model, parameters.values())
+        taken = {id(one) for pair in self._pairs for one in (pair.A, pair.B)} & trained
+        self._layers: list[tuple[torch.nn.Linear, torch.nn.Parameter]] = []
         for name, parameter in parameters.items():
             match owners.get(id(parameter)):
                 case [torch.nn.Linear() as layer] if layer.weight is parameter:
-                    self._layers.append(layer)
+                    if id(parameter) not in taken:
+                        self._layers.append((layer, parameter))
                 case _:
                     raise SpecError(
                         f"{name} is not the weight of one linear layer: use the loop backend"
@@ -326,7 +334,9 @@ class HooksBackend(_ChunkedBackend[RowT]):
         rows = len(batch[0])
         matrix = torch.zeros(rows, self.dimension)
 
-        def watch(part: slice) -> Callable[[torch.nn.Module, tuple[Any, ...], torch.Tensor], None]:
+        def watch(
+            into: torch.Tensor,
+        ) -> Callable[[torch.nn.Module, tuple[Any, ...], torch.Tensor], None]:
             def on_forward(
                 _layer: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor
             ) -> None:
@@ -336,14 +346,7 @@ class HooksBackend(_ChunkedBackend[RowT]):
 
                 def on_backward(by_output: torch.Tensor) -> None:
                     by_y_BTO = by_output.float().reshape(rows, -1, by_output.shape[-1])
-                    x_BTI = x.float().reshape(rows, -1, x.shape[-1])
-                    high, wide = by_y_BTO.shape[-1], x_BTI.shape[-1]
-                    # With the short side of a factor first, the product is five times as fast.
-                    if high <= wide:
-                        per_row_BOI = torch.bmm(by_y_BTO.mT, x_BTI)
-                    else:
-                        per_row_BOI = torch.bmm(x_BTI.mT, by_y_BTO).mT
-                    matrix[:, part].view(rows, high, wide).add_(per_row_BOI)
+                    add_per_row(into, by_y_BTO, x.float().reshape(rows, -1, x.shape[-1]))
 
                 # With every parameter frozen, the first layers are where the graph begins.
                 output.requires_grad_()
@@ -351,21 +354,23 @@ class HooksBackend(_ChunkedBackend[RowT]):
 
             return on_forward
 
+        into = {
+            id(parameter): matrix[:, part]
+            for parameter, part in zip(self._parameters, self._slices, strict=True)
+        }
         trained = [p for p in self._all_parameters if p.requires_grad]
-        handles = [
-            layer.register_forward_hook(watch(part))
-            for layer, part in zip(self._layers, self._slices, strict=True)
-        ]
-        try:
+        with ExitStack() as watched:
+            for layer, parameter in self._layers:
+                handle = layer.register_forward_hook(watch(into[id(parameter)]))
+                watched.callback(handle.remove)
+            for pair in self._pairs:
+                by = (into.get(id(pair.A)), into.get(id(pair.B)))
+                watched.enter_context(pair.watched(rows, *by))
             # Frozen weights: backward reaches every output and forms no sum over the batch.
             for parameter in trained:
-                parameter.requires_grad = False
+                watched.callback(parameter.requires_grad_)
+                parameter.requires_grad_(False)
             sums_B, counts_B = self._sums(self._model, batch, rows)
-        finally:
-            for handle in handles:
-                handle.remove()
-            for parameter in trained:
-                parameter.requires_grad = True
         if sums_B.requires_grad:
             torch.autograd.backward(-sums_B.sum())
         return matrix, counts_B.tolist()

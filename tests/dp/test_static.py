@@ -100,7 +100,7 @@ def test_torch_is_imported_by_the_gradients_alone():
                 continue
             if any(name.split(".")[0] in {"torch", "opacus"} for name in names):
                 importers.add(path.name)
-    assert importers == {"fixed.py", "grads.py"}
+    assert importers == {"fixed.py", "grads.py", "low_rank.py"}
 
 
 def test_imports_no_learning_framework_and_no_transport():

@@ -185,18 +185,18 @@ class BabyAI(ScriptedEnvironment):
         self._over = True
 
     def _observe(self) -> str:
-        view = self._view
+        view = self._view.tolist()
         things: list[tuple[int, int, int, str]] = []
         for column in range(_VIEW):
             for row in range(_VIEW):
                 ahead, right = _VIEW - 1 - row, column - _VIEW // 2
-                name = _thing(view[column, row])
+                name = _thing(view[column][row])
                 if name and (ahead or right):
                     things.append((ahead + abs(right), ahead, right, name))
         things.sort()
         seen = [f"see {name} {_place(a, r)} ." for _, a, r, name in things[:_MAX_THINGS]]
-        cell = view[_VIEW // 2, _VIEW - 2]
-        wall = IDX_TO_OBJECT[int(cell[0])] == "wall"
+        cell = view[_VIEW // 2][_VIEW - 2]
+        wall = IDX_TO_OBJECT[cell[0]] == "wall"
         front = _thing(cell) or ("wall" if wall else "clear")
         held = self._world.carrying
         carried = f"{held.color} {held.type}" if held else "nothing"
@@ -207,12 +207,12 @@ class BabyAI(ScriptedEnvironment):
         return {"solved": self._solved, "step": self._step}
 
 
-def _thing(cell: Any) -> str:
+def _thing(cell: Sequence[int]) -> str:
     """Name what is in a cell of the view, or nothing if it is no thing."""
-    kind = IDX_TO_OBJECT[int(cell[0])]
-    colour = IDX_TO_COLOR[int(cell[1])]
+    kind = IDX_TO_OBJECT[cell[0]]
+    colour = IDX_TO_COLOR[cell[1]]
     if kind == "door":
-        return f"{_DOOR_STATES[int(cell[2])]} {colour} door"
+        return f"{_DOOR_STATES[cell[2]]} {colour} door"
     return f"{colour} {kind}" if kind in ("ball", "box", "key") else ""
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -147,9 +148,10 @@ def _beside(cell: Cell, way: str) -> Cell:
     return cell[0] + down, cell[1] + right
 
 
-def _neighbours(cell: Cell) -> list[Cell]:
+@cache
+def _neighbours(cell: Cell) -> tuple[Cell, ...]:
     around = (_beside(cell, way) for way in _MOVES)
-    return [c for c in around if 0 <= c[0] < _SIDE and 0 <= c[1] < _SIDE]
+    return tuple(c for c in around if 0 <= c[0] < _SIDE and 0 <= c[1] < _SIDE)
 
 
 def _passages(rng: np.random.Generator) -> set[tuple[Cell, Cell]]:

@@ -117,6 +117,22 @@ def test_templates_nothing_can_be_appended_to_are_refused(template):
 
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(CHATML), word_tokenizer()])
+def test_text_has_the_tokens_of_the_tokenizer_s_own_call(tokenizer):
+    chat = ChatFormat.from_tokenizer(tokenizer)
+    texts = ("", " goal  plank .", "a<|im_end|>b</s>", "é 中 \u200b", "get 2 log\n" * 500)
+    for text in texts:
+        assert chat.encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(CHATML), word_tokenizer()])
+def test_a_tokenizer_whose_file_cuts_or_pads_texts_does_neither_here(tokenizer):
+    expected = ChatFormat.from_tokenizer(tokenizer).encode("goal plank .")
+    tokenizer.backend_tokenizer.enable_truncation(1)
+    tokenizer.backend_tokenizer.enable_padding(length=99)
+    assert ChatFormat.from_tokenizer(tokenizer).encode("goal plank .") == expected
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(CHATML), word_tokenizer()])
 def test_appending_a_turn_only_appends(tokenizer):
     chat = ChatFormat.from_tokenizer(tokenizer)
     instruction, observations, actions = EPISODE
