@@ -68,6 +68,31 @@ def test_the_gradient_of_every_unit_is_autograd_s(backend, kinds, changes):
     agree(gradients(backend, model, kinds=kinds), expected)
 
 
+def test_not_one_bit_of_a_unit_depends_on_others_not_even_where_these_are_no_numbers():
+    made = BACKENDS["fixed"](
+        model=(model := adapted()),
+        parameters=factors(model),
+        loss=Steep(),
+        probe=[((2, *ids), (False, *mask)) for ids, mask in tiny.PROBE],
+    )
+    well = [(((2, *ids), (False, *mask)),) for ids, mask in map(tiny.row, range(6), [14] * 6)]
+    ill = [(((1, *ids), (False, *mask)),) for ids, mask in map(tiny.row, range(9), [14] * 9)]
+    together = [vector.tobytes() for vector in made.unit_gradients(well)]
+    assert made.one_by_one == ""
+    assert [next(made.unit_gradients([unit])).tobytes() for unit in well] == together
+    mixed = list(made.unit_gradients([*ill[:4], *well[::-1], *ill[4:]]))
+    assert [vector.tobytes() for vector in mixed[4:10]] == together[::-1]
+    assert all(not np.isfinite(vector).all() for vector in (*mixed[:4], *mixed[10:]))
+
+
+class Steep(tiny.RowSums):
+    """Rows that begin with a one have an infinite loss."""
+
+    def sums(self, model, *batch, alone=False):
+        sums, counts = super().sums(model, *batch, alone=alone)
+        return torch.where(batch[0][:, 0] == 1, torch.inf, 1.0) * sums, counts
+
+
 def test_no_operation_of_a_pair_s_layers_is_left():
     """Else the pair would be computed twice, or not in one step."""
     model = adapted()
