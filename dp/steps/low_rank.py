@@ -36,6 +36,8 @@ class LowRankPair:
         """Of (r, inputs)."""
         self.B: torch.nn.Parameter = layer.lora_B[name].weight
         """Of (outputs, r)."""
+        self.W: torch.nn.Parameter = layer.base_layer.weight
+        """Of (outputs, inputs)."""
         self._scale = float(layer.scaling[name])
 
     @contextmanager
@@ -120,8 +122,7 @@ def pairs_in(
         name = _plain_adapter(layer)
         if name is not None:
             pair = LowRankPair(layer, name)
-            beside = id(layer.base_layer.weight) not in wanted
-            if beside and wanted & {id(pair.A), id(pair.B)}:
+            if id(pair.W) not in wanted and wanted & {id(pair.A), id(pair.B)}:
                 found.append(pair)
     return found
 
