@@ -312,9 +312,8 @@ class HooksBackend(_ChunkedBackend[RowT]):
                 owners.setdefault(id(parameter), []).append(module)
         # Looking for them through all layers takes a tenth of a short pass.
         self._all_parameters = list(model.parameters())
-        trained = {id(parameter) for parameter in parameters.values()}
         self._pairs = pairs_in(model, parameters.values())
-        taken = {id(one) for pair in self._pairs for one in (pair.A, pair.B)} & trained
+        taken = {id(one) for pair in self._pairs for one in (pair.A, pair.B)}
         self._layers: list[tuple[torch.nn.Linear, torch.nn.Parameter]] = []
         for name, parameter in parameters.items():
             match owners.get(id(parameter)):

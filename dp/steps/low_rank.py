@@ -77,7 +77,7 @@ class _Product(torch.autograd.Function):
     """y of the module, and its derivatives."""
 
     @staticmethod
-    def forward(  # torch passes them by place
+    def forward(
         ctx: Any,
         x: torch.Tensor,
         _start: torch.Tensor,
@@ -112,10 +112,7 @@ class _Product(torch.autograd.Function):
 def pairs_in(
     model: torch.nn.Module, parameters: Collection[torch.nn.Parameter]
 ) -> list[LowRankPair]:
-    """The layers that can be computed so, of which one factor at least is among the parameters.
-
-    And not the weight beside them.
-    """
+    """The layers that can be computed so, of which a factor is among the parameters, and not W."""
     wanted = {id(parameter) for parameter in parameters}
     found = []
     for layer in model.modules():
