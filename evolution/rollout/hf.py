@@ -93,11 +93,12 @@ class HfEngine(RolloutEngine):
         self._device = device_of(device, worker=worker, gpus=torch.cuda.device_count())
         self._pass_cost = _PASS_COST if self._device == "cpu" else _GPU_PASS_COST
         self._model: Any = load_base(base_dir, dtype=dtype).to(self._device)
+        self._dtype: torch.dtype = self._model.dtype
         if self._device == "cpu":
             share_heads(self._model)
         self._alpha = alpha
         self._linears = adapt(self._model, adapted_linears(self._model))
-        self._cache = RaggedCache(0, device=self._device)
+        self._cache = self._holding(0)
         self._keys: list[int] = []
         self.chat = ChatFormat.from_tokenizer(load_tokenizer(base_dir))
         self.context_limit = int(self._model.config.max_position_embeddings)
@@ -213,7 +214,7 @@ class HfEngine(RolloutEngine):
         if any(row >= 0 for row in rows):
             self._cache.arrange(rows)
         else:
-            self._cache = RaggedCache(len(prompts), device=self._device)
+            self._cache = self._holding(len(prompts))
         self._keys = [prompt.key for prompt in prompts]
         return [
             list(prompt.token_ids[len(held) :])
@@ -240,12 +241,12 @@ class HfEngine(RolloutEngine):
         prompts = {row: tuple(chunks[row][:-1]) for row in empty}
         distinct = list(dict.fromkeys(prompts.values()))
         shared = list(_shared(distinct)) if len(distinct) > 1 else []
-        opening, copied = RaggedCache(1, device=self._device), 0
+        opening, copied = self._holding(1), 0
         if len(shared) * (len(distinct) - 1) > self._pass_cost:
             self._forward([shared], opening)
             copied = len(shared)
         if sum(map(len, prompts.values())) - sum(map(len, distinct)) > self._pass_cost:
-            whole = RaggedCache(len(distinct), device=self._device)
+            whole = self._holding(len(distinct))
             if copied:
                 whole.copy(opening, dict.fromkeys(range(len(distinct)), 0))
             rest = [prompt[copied:] for prompt in distinct]
@@ -270,7 +271,7 @@ class HfEngine(RolloutEngine):
                 logits_PV: torch.Tensor = self._model(
                     input_ids=inputs.input_ids,
                     position_ids=inputs.position_ids,
-                    attention_mask=self._scores(inputs.attention_mask),
+                    attention_mask=inputs.attention_mask,
                     past_key_values=cache.layers,
                     use_cache=True,
                     logits_to_keep=1,
@@ -286,14 +287,12 @@ class HfEngine(RolloutEngine):
             raise RolloutError("there is nothing to answer")
         return logits_BV
 
-    def _scores(self, mask: torch.Tensor) -> torch.Tensor:
-        """A mask as what is added to scores: else each layer would make that of it again."""
-        return torch.zeros(mask.shape, dtype=self._model.dtype, device=mask.device).masked_fill_(
-            ~mask, -torch.inf
-        )
+    def _holding(self, rows: int) -> RaggedCache:
+        """A cache of rows that hold nothing."""
+        return RaggedCache(rows, device=self._device, dtype=self._dtype)
 
     def _forget(self) -> None:
-        self._cache = RaggedCache(0, device=self._device)
+        self._cache = self._holding(0)
         self._keys = []
 
 

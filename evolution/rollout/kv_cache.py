@@ -6,11 +6,12 @@ the real tokens' keys and values are written down. Invariants:
 
 1. A query sees exactly the columns up to its own position. A padded query sees column 0, so that no
    row of the softmax is empty; what it computes is written nowhere.
-2. Columns that were never written are zeros, and no query reaches them. A row that a new
-   conversation takes over is zeros first: nothing of the one before is left in it.
-3. Storage grows by doubling; a chunk writes its own tokens and nothing else. Each row has a *seat*
-   in storage, and keeps it until storage gets smaller than that: when conversations end, only those
-   from the last seats are copied, into the seats that fall free.
+2. Columns that a pass sees and no token was written to are zeros, and no query reaches them. A row
+   that a new conversation takes over is zeros first: nothing of the one before is left in it.
+3. Storage grows by doubling; a chunk writes its own tokens and nothing else, a row of memory for
+   each. What no pass has seen yet is not touched. Each row has a *seat* in storage, and keeps it
+   until storage gets smaller than that: when conversations end, only those from the last seats are
+   copied, into the seats that fall free.
 4. A chunk may be cut into *parts* of rows of like length, each with a forward pass of its own,
    where that saves more padding than a pass costs, and is cut where a pass would have more than
    ``MOST_TOKENS``, so that what it takes for a moment is bounded. While answers grow token by
@@ -22,10 +23,12 @@ Covered: full attention. Not covered: sliding windows, recurrent states.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
@@ -50,7 +53,19 @@ class RaggedInputs:
     position_ids: torch.Tensor
     """P·W positions."""
     attention_mask: torch.Tensor
-    """P·1·W·S: True where a query sees a key."""
+    """P·1·W·S, added to scores: 0 where a query sees a key, else −∞."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Size:
+    """What storage must be before tokens are written to it."""
+
+    count: int
+    """Seats."""
+    room: int
+    """Columns."""
+    new: slice
+    """Those of them that are seen from now on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,14 +74,13 @@ class _Place:
 
     seats: torch.Tensor | None
     """Of the part's rows; None for all of them."""
-    count: int
-    """Seats in storage."""
+    size: _Size
     columns: int
     """S: as many as the part's longest row."""
-    source: tuple[torch.Tensor, torch.Tensor]
-    """Of each real token: row and column in the chunk."""
-    target: tuple[torch.Tensor, torch.Tensor]
-    """Of each real token: seat and column in storage."""
+    source: torch.Tensor | None
+    """Of each real token: its place in the chunk, row after row; None where all are real."""
+    target: torch.Tensor
+    """Of each real token: its place in storage, seat after seat."""
 
 
 @dataclass(slots=True)
@@ -81,7 +95,10 @@ class _UnderWay:
 
 
 class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers ships no types
-    """One layer's keys and values, written where the cache says."""
+    """One layer's keys and values, written where the cache says.
+
+    Each of seats × columns × heads × width.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -103,18 +120,20 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers ships no types
         return _seen(self.keys, place), _seen(self.values, place)
 
     def copy(
-        self, held: _Layer, to: torch.Tensor, of: torch.Tensor, *, count: int, columns: int
+        self, held: _Layer, to: torch.Tensor, of: torch.Tensor, *, columns: int, size: _Size
     ) -> None:
         if not self.is_initialized:
             self.lazy_initialization(held.keys, held.values)
-        self.keys = _copied(self.keys, held.keys, to, of, count=count, columns=columns)
-        self.values = _copied(self.values, held.values, to, of, count=count, columns=columns)
+        self.keys = _sized(self.keys, held.keys.shape[2:], size)
+        self.values = _sized(self.values, held.values.shape[2:], size)
+        self.keys[to, :columns] = held.keys[of, :columns]
+        self.values[to, :columns] = held.values[of, :columns]
 
     def arrange(
-        self, count: int, moved: tuple[torch.Tensor, torch.Tensor], empty: torch.Tensor
+        self, count: int, moved: tuple[torch.Tensor, torch.Tensor], empty: torch.Tensor, seen: int
     ) -> None:
-        self.keys = _arranged(self.keys, count, moved, empty)
-        self.values = _arranged(self.values, count, moved, empty)
+        self.keys = _arranged(self.keys, count, moved, empty, seen)
+        self.values = _arranged(self.values, count, moved, empty, seen)
 
 
 def _arranged(
@@ -122,67 +141,63 @@ def _arranged(
     count: int,
     moved: tuple[torch.Tensor, torch.Tensor],
     empty: torch.Tensor,
+    seen: int,
 ) -> torch.Tensor:
     """The storage with so many seats; the first seats move to the second, others are emptied."""
     origin, target = moved
     if len(origin):
-        store[target] = store[origin]
+        store[target, :seen] = store[origin, :seen]
     if count > len(store):
-        store = torch.cat([store, store.new_zeros(count - len(store), *store.shape[1:])])
+        grown = store.new_empty(count, *store.shape[1:])
+        grown[: len(store), :seen] = store[:, :seen]
+        store = grown
     if len(empty):
-        store[empty] = 0
+        store[empty, :seen] = 0
     return store if len(store) == count else store[:count]
 
 
-def _roomy(store: torch.Tensor, like: torch.Tensor, *, count: int, columns: int) -> torch.Tensor:
-    """The storage, with so many columns at least; another tensor only where it had to grow."""
-    held = store.shape[-2] if store.numel() else 0
-    if held >= columns:
-        return store
-    _, heads, _, width = like.shape
-    grown = like.new_empty(count, heads, max(_LEAST_COLUMNS, 2 * columns), width)
-    if held:
-        grown[:, :, :held] = store
-    grown[:, :, held:] = 0
-    return grown
-
-
-def _copied(
-    store: torch.Tensor,
-    held: torch.Tensor,
-    to: torch.Tensor,
-    of: torch.Tensor,
-    *,
-    count: int,
-    columns: int,
-) -> torch.Tensor:
-    store = _roomy(store, held, count=count, columns=columns)
-    store[to, :, :columns] = held[of, :, :columns]
+def _sized(store: torch.Tensor, like: torch.Size, size: _Size) -> torch.Tensor:
+    """The storage with room enough; another tensor only where it had to grow."""
+    if not store.numel():
+        store = store.new_empty(size.count, size.room, *like)
+    elif store.shape[1] < size.room:
+        held = store[:, : size.new.start]
+        store = store.new_empty(size.count, size.room, *like)
+        store[:, : size.new.start] = held
+    store[:, size.new] = 0
     return store
 
 
 def _written(store: torch.Tensor, states: torch.Tensor, place: _Place) -> torch.Tensor:
     """The storage with the chunk's real tokens in it."""
-    store = _roomy(store, states, count=place.count, columns=place.columns)
-    (from_row, from_column), (seat, column) = place.source, place.target
-    store[seat, :, column] = states[from_row, :, from_column]
+    tokens = states.transpose(1, 2).flatten(0, 1)
+    if place.source is not None:
+        tokens = tokens.index_select(0, place.source)
+    store = _sized(store, tokens.shape[1:], place.size)
+    store.view(-1, *tokens.shape[1:]).index_copy_(0, place.target, tokens)
     return store
 
 
 def _seen(store: torch.Tensor, place: _Place) -> torch.Tensor:
-    columns = store[:, :, : place.columns]
-    return columns if place.seats is None else columns.index_select(0, place.seats)
+    columns = store[:, : place.columns]
+    if place.seats is not None:
+        columns = columns.index_select(0, place.seats)
+    return columns.transpose(1, 2)
 
 
 class RaggedCache:
     """The cache of one batch and the tokens each of its rows holds."""
 
-    def __init__(self, rows: int, *, device: str = "cpu") -> None:
+    def __init__(
+        self, rows: int, *, device: str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
         self._under_way = under_way = _UnderWay()
         self.layers = Cache(layer_class_to_replicate=lambda: _Layer(under_way))
         self.tokens: list[list[int]] = [[] for _ in range(rows)]
         self._seats = list(range(rows))
+        self._room = self._seen = 0
         self._device = device
+        self._dtype = dtype
 
     def feed(self, chunks: Sequence[Sequence[int]], *, pass_cost: int) -> Iterator[RaggedInputs]:
         """Take one chunk per row, and give the forward passes that fill the cache with it.
@@ -216,52 +231,70 @@ class RaggedCache:
                 target.append(seats[row])
         moved = self._index(origin), self._index(target)
         for layer in self.layers.layers:
-            layer.arrange(len(rows), moved, self._index(empty))
+            layer.arrange(len(rows), moved, self._index(empty), self._seen)
         self.tokens = [[] if row < 0 else self.tokens[row] for row in rows]
         self._seats = seats
 
-    def _index(self, rows: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(rows, dtype=torch.long, device=self._device)
+    def _index(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(rows, dtype=torch.long, device=self._device)
 
     def copy(self, other: RaggedCache, source: Mapping[int, int]) -> None:
         """Begin rows, which are empty, with rows of another cache: from whose row to which."""
         to = self._index([self._seats[row] for row in source])
         of = self._index([other._seats[row] for row in source.values()])
         columns = max(len(tokens) for tokens in other.tokens)
+        size = self._sized(columns)
         while len(self.layers.layers) < len(other.layers.layers):
             self.layers.layers.append(_Layer(self._under_way))
         for layer, held in zip(self.layers.layers, other.layers.layers, strict=True):
-            layer.copy(held, to, of, count=len(self.tokens), columns=columns)
+            layer.copy(held, to, of, columns=columns, size=size)
         for row, theirs in source.items():
             self.tokens[row] = list(other.tokens[theirs])
+
+    def _sized(self, columns: int) -> _Size:
+        """What storage must be before a pass sees so many columns."""
+        new = slice(self._seen, max(self._seen, columns))
+        self._seen = new.stop
+        if columns > self._room:
+            self._room = max(_LEAST_COLUMNS, 2 * columns)
+        return _Size(count=len(self.tokens), room=self._room, new=new)
 
     def _inputs(
         self, rows: list[int], chunks: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> RaggedInputs:
         rows = sorted(rows, key=self._seats.__getitem__)
-        width = max(len(chunks[row]) for row in rows)
-        ids, positions, real = [], [], []
-        for row in rows:
-            chunk, start = chunks[row], starts[row]
-            padding = [0] * (width - len(chunk))
-            ids.append([*padding, *chunk])
-            positions.append([*padding, *range(start, start + len(chunk))])
-            real.append([*padding, *(1 for _ in chunk)])
-        ids_PW, positions_PW, real_PW = torch.tensor([ids, positions, real], device=self._device)
-        seat_P = self._index([self._seats[row] for row in rows])
-        columns = max(len(self.tokens[row]) for row in rows)
-        from_row, from_column = real_PW.nonzero(as_tuple=True)
+        begin_P = np.array([starts[row] for row in rows])
+        count_P = np.array([len(chunks[row]) for row in rows])
+        seat_P = np.array([self._seats[row] for row in rows])
+        width, columns = int(count_P.max()), int((begin_P + count_P).max())
+        index_PW = np.arange(width) - (width - count_P)[:, None]
+        real_PW = index_PW >= 0
+        ids_PW = np.zeros_like(index_PW)
+        ids_PW[real_PW] = list(itertools.chain.from_iterable(chunks[row] for row in rows))
+        positions_PW = np.where(real_PW, begin_P[:, None] + index_PW, 0)
+        size = self._sized(columns)
         self._under_way.place = _Place(
-            seats=None if len(rows) == len(self.tokens) else seat_P,
-            count=len(self.tokens),
+            seats=None if len(rows) == len(self.tokens) else self._index(seat_P),
+            size=size,
             columns=columns,
-            source=(from_row, from_column),
-            target=(seat_P[from_row], positions_PW[from_row, from_column]),
+            source=None if real_PW.all() else self._index(np.flatnonzero(real_PW)),
+            target=self._index((seat_P[:, None] * size.room + positions_PW)[real_PW]),
         )
-        mask = torch.arange(columns, device=self._device) <= positions_PW[:, :, None]
+        position_ids = self._index(positions_PW)
         return RaggedInputs(
-            rows=rows, input_ids=ids_PW, position_ids=positions_PW, attention_mask=mask[:, None]
+            rows=rows,
+            input_ids=self._index(ids_PW),
+            position_ids=position_ids,
+            attention_mask=self._mask(position_ids, columns),
         )
+
+    def _mask(self, positions_PW: torch.Tensor, columns: int) -> torch.Tensor:
+        """The mask of P·1·W·S: each row a stretch of one strip, copied, with the zeros it sees."""
+        strip = torch.zeros(2 * columns - 1, dtype=self._dtype, device=self._device)
+        strip[columns:] = -torch.inf
+        begins = (columns - 1 - positions_PW).flatten()
+        mask = strip.unfold(0, columns, 1).index_select(0, begins)
+        return mask.view(len(positions_PW), 1, -1, columns)
 
 
 def parts_of(
