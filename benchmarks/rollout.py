@@ -64,7 +64,7 @@ from evolution.trajectory import Task
 
 BASE = Path(__file__).parents[1] / "lab" / "base_model"
 MAX_NEW_TOKENS = 12
-TARGET_SPEEDUP, TARGET_S, JUDGED = 5.0, 30.0, 400
+TARGET_SPEEDUP, TARGET_WALL, TARGET_S, JUDGED = 5.0, 10.0, 30.0, 400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -334,6 +334,7 @@ def main() -> None:
         "load": round(os.getloadavg()[0], 1),
         "met": {
             "speedup": greedy["speedup"] >= TARGET_SPEEDUP,
+            "wall": min(cores["one_thread"], cores["all_threads"]) >= TARGET_WALL,
             "judge_400_s": max(wall_s) <= TARGET_S,
         },
     }
