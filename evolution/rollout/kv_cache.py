@@ -243,7 +243,7 @@ class RaggedCache:
         to = self._index([self._seats[row] for row in source])
         of = self._index([other._seats[row] for row in source.values()])
         columns = max(len(tokens) for tokens in other.tokens)
-        size = self._sized(columns)
+        size = self._size_for(columns)
         while len(self.layers.layers) < len(other.layers.layers):
             self.layers.layers.append(_Layer(self._under_way))
         for layer, held in zip(self.layers.layers, other.layers.layers, strict=True):
@@ -251,7 +251,7 @@ class RaggedCache:
         for row, theirs in source.items():
             self.tokens[row] = list(other.tokens[theirs])
 
-    def _sized(self, columns: int) -> _Size:
+    def _size_for(self, columns: int) -> _Size:
         """What storage must be before a pass sees so many columns."""
         new = slice(self._seen, max(self._seen, columns))
         self._seen = new.stop
@@ -272,7 +272,7 @@ class RaggedCache:
         ids_PW = np.zeros_like(index_PW)
         ids_PW[real_PW] = list(itertools.chain.from_iterable(chunks[row] for row in rows))
         positions_PW = np.where(real_PW, begin_P[:, None] + index_PW, 0)
-        size = self._sized(columns)
+        size = self._size_for(columns)
         self._under_way.place = _Place(
             seats=None if len(rows) == len(self.tokens) else self._index(seat_P),
             size=size,
