@@ -18,13 +18,14 @@ class Advisor:
     """Answers by the round that it is asked about, until it dies.
 
     ``ways`` has an answer by round, a status, or the seconds that it hangs; ``otherwise`` is for
-    the rest.
+    the rest. Nobody hears more than the answer to round ``last``, if there is one.
     """
 
-    def __init__(self, ways, *, otherwise):
+    def __init__(self, ways, *, otherwise, last=None):
         self.asked = []
         self.ways = ways
         self.otherwise = otherwise
+        self.last = last
         advisor = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -55,6 +56,9 @@ class Advisor:
     def answer(self, handler, body):
         number = int(body["messages"][1]["content"].split()[1])
         self.asked.append((number, handler.headers["Authorization"], body))
+        if number == self.last:
+            # Before the answer, so that the next question finds nobody.
+            self.die()
         way = self.ways.get(number, self.otherwise)
         if isinstance(way, HTTPStatus):
             handler.send_error(way)
