@@ -327,8 +327,9 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         async def call(request: Any, context: Context) -> Any:
             async def answer() -> Any:
                 await self._admit(method, context)
-                read = Decoded if kind.startswith("client_stream") else require_decoded
-                return await inner(read(request), context)
+                if kind.startswith("client_stream"):
+                    return await inner(Decoded(context), context)
+                return await inner(require_decoded(request), context)
 
             started = time.perf_counter()
             try:

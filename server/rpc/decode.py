@@ -4,15 +4,16 @@ gRPC answers bytes that do not parse with INTERNAL and a traceback in the log, b
 asked. Here such bytes become a marker, and whoever reads the request meets a typed refusal that is
 answered from the catalogue and counted.
 
-Covered: unary and streamed requests. Not covered: messages above gRPC's own limit, which it refuses
-with RESOURCE_EXHAUSTED before they are here.
+Covered: unary and streamed requests, and streams that are not read to their end. Not covered:
+messages above gRPC's own limit, which it refuses with RESOURCE_EXHAUSTED before they are here.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
+import grpc
 from google.protobuf.message import DecodeError
 
 from secagg.errors import MalformedMessageError
@@ -46,10 +47,15 @@ def require_decoded(request: Any) -> Any:
 
 
 class Decoded:
-    """A stream of requests, each of which was read."""
+    """A call's stream of requests, each of which was read.
 
-    def __init__(self, requests: AsyncIterator[Any]) -> None:
-        self._requests = aiter(requests)
+    Not gRPC's own iterator: that holds itself and the message it gave last, so that whoever stops
+    before the end, as an upload does that is whole or refused, would leave a megabyte to the next
+    full garbage collection.
+    """
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
 
     def __aiter__(self) -> Decoded:
         """The stream itself."""
@@ -57,4 +63,7 @@ class Decoded:
 
     async def __anext__(self) -> Any:
         """The next message, or the refusal of what is none."""
-        return require_decoded(await anext(self._requests))
+        message = await self._context.read()
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # not in the stubs
+            raise StopAsyncIteration
+        return require_decoded(message)

@@ -220,19 +220,7 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         upload = attempt.open_upload(identity, header, opening.leaves)
         if 0 < opening.offset_bytes == upload.received_bytes:
             self._context.metrics.upload_resumes.inc()
-        stream = UploadStream(upload, opening.offset_bytes)
-        async for part in parts:
-            if part.WhichOneof("part") != "chunk":
-                raise MalformedMessageError("after the opening an upload has only chunks")
-            for offset, content in stream.cut(part.chunk.content):
-                chunk = await self._checked(upload, offset, content)
-                # An earlier stream of the same silo may still be draining: the spool's own offset
-                # decides, and a chunk of the stale stream is refused.
-                upload.put(chunk)
-            self._context.liveness.touch(silo_id)
-            if upload.complete:
-                # Not one more read: a stream cut after the last byte has still delivered it.
-                break
+        await self._spool(parts, upload, opening.offset_bytes)
         if not upload.complete:
             raise UploadError(
                 f"the stream ended {upload.length_bytes - upload.received_bytes} bytes early: "
@@ -245,6 +233,30 @@ class RoundService(round_pb2_grpc.RoundServiceServicer):
         fold.add_done_callback(self._folds.discard)
         await asyncio.shield(fold)
         return pb.UploadMaskedInputResponse(received_bytes=upload.length_bytes)
+
+    async def _spool(
+        self,
+        parts: AsyncIterator[pb.UploadMaskedInputRequest],
+        upload: Upload,
+        offset_bytes: int,
+    ) -> None:
+        """Read chunks until the upload is whole or the stream ends.
+
+        Apart from the fold, so that an upload that waits for its turn keeps no chunk in memory.
+        """
+        stream = UploadStream(upload, offset_bytes)
+        async for part in parts:
+            if part.WhichOneof("part") != "chunk":
+                raise MalformedMessageError("after the opening an upload has only chunks")
+            for offset, content in stream.cut(part.chunk.content):
+                chunk = await self._checked(upload, offset, content)
+                # An earlier stream of the same silo may still be draining: the spool's own offset
+                # decides, and a chunk of the stale stream is refused.
+                upload.put(chunk)
+            self._context.liveness.touch(upload.silo_id)
+            if upload.complete:
+                # Not one more read: a stream cut after the last byte has still delivered it.
+                return
 
     @staticmethod
     async def _checked(upload: Upload, offset_bytes: int, content: bytes) -> Chunk:

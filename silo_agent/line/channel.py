@@ -1,4 +1,4 @@
-"""The channel to the coordinator, which can be exchanged for one with other credentials.
+"""The channel to the coordinator, which can be exchanged for a new one, also of other credentials.
 
 Invariants:
 
@@ -73,7 +73,8 @@ class Line:
         self._options = options
         self._lock = threading.Lock()
         self._hear = _Hear()
-        self._newest = self._open(credentials)
+        self._credentials = credentials
+        self._newest = self._open()
         self._leaving: list[_Wire] = []
         self.generation = 0
         """How often the channel was replaced."""
@@ -105,7 +106,17 @@ class Line:
 
     def replace(self, credentials: grpc.ChannelCredentials) -> None:
         """Let new calls go over a channel with other credentials."""
-        wire = self._open(credentials)
+        self._credentials = credentials
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """Let new calls go over a new connection.
+
+        gRPC keeps, for a connection's next read, as much room as its largest burst had, for as long
+        as the connection lasts: after an upload that is up to a megabyte at the coordinator, for
+        each silo.
+        """
+        wire = self._open()
         with self._lock:
             self._leaving.append(self._newest)
             self._newest = wire
@@ -160,8 +171,13 @@ class Line:
         with self._lock:
             wire.running -= 1
 
-    def _open(self, credentials: grpc.ChannelCredentials) -> _Wire:
-        channel = grpc.secure_channel(self._address, credentials, options=list(self._options))
+    def _open(self) -> _Wire:
+        channel = grpc.secure_channel(
+            self._address,
+            self._credentials,
+            # Channels of equal credentials would otherwise share one connection.
+            options=[*self._options, ("grpc.use_local_subchannel_pool", 1)],
+        )
         # Spans are the inner ones: they see an answer before it is judged.
         spanned = with_spans(channel, hear_from=TELLS_ROUND, hear=follow)
         return _Wire(channel=grpc.intercept_channel(spanned, self._hear))

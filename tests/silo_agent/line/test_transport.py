@@ -1,17 +1,19 @@
 """Which failed calls are a refusal of the message, and which may pass."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import grpc
 import pytest
 
-from chorale.v1 import aggregation_pb2
+from chorale.v1 import aggregation_pb2, round_pb2_grpc
 from chorale.v1 import round_pb2 as pb
 from chorale.v1 import secagg_pb2 as secagg_pb
+from federation.version import this_version
 from secagg.descriptor import AggregationId
 from secagg.errors import MalformedMessageError
-from secagg.messages import ConsistencySignature, KeyBundle
+from secagg.messages import ConsistencySignature, KeyBundle, MaskedInputHeader
 from secagg.wire import identity_to_proto, key_bundle_to_proto
 from silo_agent.errors import TransportError
 from silo_agent.line.transport import Coordinator
@@ -210,3 +212,56 @@ def test_a_page_of_the_chain_is_not_longer_than_a_page(silo):
     silo._stub = SimpleNamespace(ListRecords=lambda _request, timeout: page)
     with pytest.raises(TransportError, match="257 records"):
         silo.records("r", 0)
+
+
+class Peers(round_pb2_grpc.RoundServiceServicer):
+    """A coordinator that takes every upload and notes over which connection each call came."""
+
+    def __init__(self):
+        self.of = []
+
+    def _note(self, context, call):
+        self.of.append((call, context.peer()))
+        context.set_trailing_metadata(this_version().words)
+
+    def Poll(self, request, context):  # noqa: N802 - the RPC's name
+        self._note(context, "poll")
+        return pb.PollResponse(instruction_id=request.last_instruction_id)
+
+    def GetUploadOffset(self, request, context):  # noqa: N802 - the RPC's name
+        return pb.GetUploadOffsetResponse()
+
+    def UploadMaskedInput(self, request_iterator, context):  # noqa: N802 - the RPC's name
+        self._note(context, "upload")
+        chunks = list(request_iterator)[1:]
+        return pb.UploadMaskedInputResponse(
+            received_bytes=sum(len(c.chunk.content) for c in chunks)
+        )
+
+
+@pytest.fixture
+def peers():
+    service, server = Peers(), grpc.server(ThreadPoolExecutor(2))
+    round_pb2_grpc.add_RoundServiceServicer_to_server(service, server)
+    port = server.add_secure_port("localhost:0", grpc.local_server_credentials())
+    server.start()
+    line = Coordinator(address=f"localhost:{port}", credentials=grpc.local_channel_credentials())
+    yield service, line
+    line.close()
+    server.stop(None)
+
+
+def test_what_follows_an_upload_goes_over_a_new_connection(peers):
+    """A connection keeps room for another burst like the upload, at the coordinator."""
+    service, line = peers
+    header = MaskedInputHeader(
+        silo_id="silo-000", length_bytes=8, masked_sha256=bytes(32), signature=bytes(64)
+    )
+    spool = SimpleNamespace(leaves=b"", chunks=lambda _offset, _size: iter([bytes(8)]))
+    line.poll("same", wait_s=0)
+    line.upload(IDENTITY, header, spool)
+    line.poll("same", wait_s=0)
+    line.poll("same", wait_s=0)
+    (before, uploaded, after, later) = (peer for _, peer in service.of)
+    assert [call for call, _ in service.of] == ["poll", "upload", "poll", "poll"]
+    assert before == uploaded != after == later
