@@ -4,12 +4,13 @@ Invariants:
 
 1. A call that begins goes over the newest channel; one that runs finishes over the channel that it
    began on, however long it takes.
-2. A channel that was replaced is closed once nothing runs over it.
+2. A channel that was replaced is closed once nothing runs over it. One that carried a stream of
+   requests is replaced: gRPC keeps, for a connection's next read, as much room as its largest burst
+   had, so each silo's upload would cost the coordinator up to a megabyte until the silo leaves.
 3. What the coordinator says beside its answers about the CAs it trusts is handed on unparsed, and
    only if it has a digest's length.
 4. Every call says which version this silo runs. What a call is answered with, but for a stream, is
    not handed on before what the coordinator says of its own version was judged.
-
 5. Every call has a deadline, a stream one by its length; after it the call is given up.
 
 Covered: unary calls, uploads, downloads, several threads. Not covered: retries, which are
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -33,7 +34,7 @@ from federation.membership.renewal import TRUST_METADATA
 from federation.version import Version, read_version, require_compatible, this_version
 from ops.tracing.calls import with_spans
 from ops.tracing.spans import follow
-from silo_agent.errors import CoordinatorVersionError
+from silo_agent.errors import CoordinatorVersionError, TransportError
 
 __all__ = ["CALL_TIMEOUT_S", "REASON_METADATA", "VERSION_MISMATCH", "Line", "stream_timeout_s"]
 
@@ -76,6 +77,7 @@ class Line:
         self._credentials = credentials
         self._newest = self._open()
         self._leaving: list[_Wire] = []
+        self._closed = False
         self.generation = 0
         """How often the channel was replaced."""
 
@@ -107,21 +109,7 @@ class Line:
     def replace(self, credentials: grpc.ChannelCredentials) -> None:
         """Let new calls go over a channel with other credentials."""
         self._credentials = credentials
-        self.reconnect()
-
-    def reconnect(self) -> None:
-        """Let new calls go over a new connection.
-
-        gRPC keeps, for a connection's next read, as much room as its largest burst had, for as long
-        as the connection lasts: after an upload that is up to a megabyte at the coordinator, for
-        each silo.
-        """
-        wire = self._open()
-        with self._lock:
-            self._leaving.append(self._newest)
-            self._newest = wire
-            self.generation += 1
-        self.sweep()
+        self._reconnect()
 
     def sweep(self) -> None:
         """Close replaced channels that nothing runs over any more."""
@@ -134,6 +122,7 @@ class Line:
     def close(self) -> None:
         """Close every channel; what runs is cancelled."""
         with self._lock:
+            self._closed = True
             wires, self._leaving = [self._newest, *self._leaving], []
         for wire in wires:
             wire.channel.close()
@@ -147,14 +136,18 @@ class Line:
         Raises:
             grpc.RpcError: The call failed.
             CoordinatorVersionError: It was answered by a version that cannot work with this one.
+            TransportError: The line was closed.
         """
         with self._lock:
+            if self._closed:
+                # gRPC would not refuse: it reads memory that it freed.
+                raise TransportError("the line to the coordinator was closed", reason="stopping")
             wire = self._newest
             wire.running += 1
             if make not in wire.stubs:
                 wire.stubs[make] = make(wire.channel)
             stub = wire.stubs[make]
-        release = partial(self._release, wire)
+        release = partial(self._release, wire, spent=isinstance(request, Iterator))
         try:
             answer = getattr(stub, method)(request, timeout=timeout, metadata=this_version().words)
         except BaseException:
@@ -167,9 +160,20 @@ class Line:
             release()
         return answer
 
-    def _release(self, wire: _Wire) -> None:
+    def _release(self, wire: _Wire, *, spent: bool) -> None:
         with self._lock:
             wire.running -= 1
+            spent = spent and wire is self._newest and not self._closed
+        if spent:
+            self._reconnect()
+
+    def _reconnect(self) -> None:
+        wire = self._open()
+        with self._lock:
+            self._leaving.append(self._newest)
+            self._newest = wire
+            self.generation += 1
+        self.sweep()
 
     def _open(self) -> _Wire:
         channel = grpc.secure_channel(

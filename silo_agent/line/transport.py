@@ -272,17 +272,11 @@ class Coordinator:
         self._call(self._stub.ShareKeys, request)
 
     def upload(self, identity: AggregationId, header: MaskedInputHeader, spool: Chunks) -> None:
-        """R2: stream the spooled vector, resuming after every cut until it is whole.
-
-        What follows goes over a new connection: the old one would cost the coordinator memory.
-        """
+        """R2: stream the spooled vector, resuming after every cut until it is whole."""
         stream = UploadStream(
             self._stub, identity=identity, header=header, spool=spool, sent=self._sent
         )
-        try:
-            received = self._retry(stream.send, stream=stream)
-        finally:
-            self._line.reconnect()
+        received = self._retry(stream.send, stream=stream)
         if received != header.length_bytes:
             raise TransportError(
                 f"the coordinator holds {received} of {header.length_bytes} bytes of the upload"

@@ -21,7 +21,11 @@ def test_a_free_port_can_be_bound():
 
 
 def test_no_process_is_given_a_port_of_another_or_one_that_is_taken():
-    mine = [free_port() for _ in range(3)]
+    mine = [free_port()]
+    while mine[0] % 128 > 120:
+        # Near its end; this process has asked for many, and its block begins again.
+        mine = [free_port()]
+    mine += [free_port() for _ in range(2)]
     with socket.create_server(("127.0.0.1", mine[-1] + 1)):
         mine.append(free_port())
     assert mine == [mine[0], mine[0] + 1, mine[0] + 2, mine[0] + 4]

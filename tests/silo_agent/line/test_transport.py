@@ -20,6 +20,9 @@ from silo_agent.line.transport import Coordinator
 
 IDENTITY = AggregationId(run_id="run-1", round=4, step=0, part=0, attempt=1)
 SIGNATURE = ConsistencySignature(silo_id="silo-000", signature=bytes(64))
+HEADER = MaskedInputHeader(
+    silo_id="silo-000", length_bytes=8, masked_sha256=bytes(32), signature=bytes(64)
+)
 CODE = grpc.StatusCode
 
 
@@ -252,16 +255,26 @@ def peers():
 
 
 def test_what_follows_an_upload_goes_over_a_new_connection(peers):
-    """A connection keeps room for another burst like the upload, at the coordinator."""
+    """The old one would keep room for another burst of the kind, at the coordinator."""
     service, line = peers
-    header = MaskedInputHeader(
-        silo_id="silo-000", length_bytes=8, masked_sha256=bytes(32), signature=bytes(64)
-    )
     spool = SimpleNamespace(leaves=b"", chunks=lambda _offset, _size: iter([bytes(8)]))
     line.poll("same", wait_s=0)
-    line.upload(IDENTITY, header, spool)
+    line.upload(IDENTITY, HEADER, spool)
     line.poll("same", wait_s=0)
     line.poll("same", wait_s=0)
     (before, uploaded, after, later) = (peer for _, peer in service.of)
     assert [call for call, _ in service.of] == ["poll", "upload", "poll", "poll"]
     assert before == uploaded != after == later
+
+
+def test_an_upload_that_is_cut_by_closing_the_line_opens_no_other(peers):
+    _, line = peers
+
+    def cut(_offset, _size):
+        line.close()
+        yield bytes(8)
+
+    with pytest.raises(TransportError):
+        line.upload(IDENTITY, HEADER, SimpleNamespace(leaves=b"", chunks=cut))
+    with pytest.raises(TransportError, match="closed"):
+        line.ping()
