@@ -12,8 +12,8 @@ Invariants:
    otherwise. Nothing but joining needs it: certificates are renewed through the other port.
 
 Covered: silent, slow and idle callers, large messages, a restart, a port that another program
-holds. Not covered: a flood that keeps all places of a port taken, which keeps new connections out
-and those that are there in; a firewall has to end it.
+holds. Not covered: a flood that keeps all places of a port taken, which keeps new connections out,
+also that of a silo which has uploaded, and those that are there in; a firewall has to end it.
 """
 
 from __future__ import annotations

@@ -108,7 +108,8 @@ class Line:
 
     def replace(self, credentials: grpc.ChannelCredentials) -> None:
         """Let new calls go over a channel with other credentials."""
-        self._credentials = credentials
+        with self._lock:
+            self._credentials = credentials
         self._reconnect()
 
     def sweep(self) -> None:
@@ -168,10 +169,10 @@ class Line:
             self._reconnect()
 
     def _reconnect(self) -> None:
-        wire = self._open()
         with self._lock:
+            # Opened here: one of the credentials before must not come after one of the newest.
             self._leaving.append(self._newest)
-            self._newest = wire
+            self._newest = self._open()
             self.generation += 1
         self.sweep()
 
